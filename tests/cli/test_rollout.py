@@ -285,7 +285,7 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_reported(safevla, tmp_pa
         "error: every episode ended with an invalid action: correct the policy's actions.",
         "invalid_action: python:wild:Policy/fake/task_0/ep_000 (and 1 other episode): step 0: the action is out",
         "set `clip = True` on the policy",
-        "2 episodes ended with an invalid action: these are failures in SR, and have no safety verdict",
+        "2 episodes ended with an invalid action: SR counts them as failures",
     ):
         assert words in err
 

@@ -54,8 +54,9 @@ def detect_suffix(path: Path) -> str:
 
 
 def _holds_demonstrations(path: Path) -> bool:
-    # HDF5 stores the names of groups as plain text. The rest of each block is searched with the next block. The names
-    # may be those of other things, so this is only a guess for the remedy; `replay:` then says exactly what is missing.
+    # HDF5 stores the names of groups as plain text. A name that is found may not be the name of a group.
+    # This guess only selects the remedy; `replay:` then says exactly what is missing.
+    # A name may cross the border of two blocks, so the end of a block is searched again with the next block.
     names = {b"data", b"demo_"}
     with files.open_input(path) as stream:
         rest = b""

@@ -36,7 +36,7 @@ WHOLE = ".json"  # a file with one episode on any number of lines; nothing can b
 _ZSTD_LEVEL = 9
 _PIECE_BYTES = 1 << 20
 MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which takes long to read
-MAX_DOUBTS = 10  # maximum number of fields of one file about which a warning is printed
+MAX_DOUBTS = 10  # limit on the number of fields per file that warnings name
 _REMEDY = "Check that this is an archive with one episode per line."
 
 
@@ -264,7 +264,7 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
 
 
 def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
-    # Returns a channel's vectors [m, row_size] in a batch of one episode, except those that `pose_valid` marks unknown.
+    # Returns a channel's vectors, [count, row_size], in a batch of one episode, without those that are marked invalid.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
     bodies, rows = batch.poses(spec.name).episode_poses(0)
@@ -277,7 +277,7 @@ def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float
 
 
 def _find_absent_fields(batch: Batch) -> dict[str, frozenset[str]]:
-    # Returns the schema's fields that the batch's only episode lacks, by the level of the record.
+    # Returns the schema's fields that the batch's only episode lacks, grouped by level: header, steps, contacts.
     absent = {
         "header": [name for name in _HEADER_FIELDS if getattr(batch.headers[0], name) is None],
         "steps": [spec.name for spec in channels.NUMERIC if not batch.numbers(spec).present[0]],
@@ -300,7 +300,7 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
         if is_present[spec.name]:
             arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
     for spec in channels.ROWS:
-        # `is_present` lacks the channels of actions; `_read_rows` returns None if such a channel was not recorded.
+        # `is_present` does not cover channels of actions; `_read_rows` returns None if these were not recorded.
         if is_present.get(spec.name, spec.is_per_action):
             arrays[spec.name] = _read_rows(steps, spec)
     if any(step.gripped_body is not UNSET for step in steps):
@@ -322,8 +322,8 @@ _REMEDY_ROLE = "List every body of a contact or pose in body_roles, as robot, ta
 
 
 def _is_in_every_step(steps: Sequence[record_schema.Step], name: str, first_step: int = 0) -> bool:
-    # Returns whether all steps from `first_step` on have the field; False if no step has it. Raises `RecordError` if
-    # only some have it.
+    # Returns whether all steps from `first_step` on have the field; False if no step has it.
+    # Raises `RecordError` if only some of these steps have the field.
     is_present = [getattr(step, name) is not UNSET for step in steps[first_step:]]
     if any(is_present) and not all(is_present):
         index = is_present.index(not is_present[0])
@@ -333,7 +333,7 @@ def _is_in_every_step(steps: Sequence[record_schema.Step], name: str, first_step
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
-    """Return the rows of a channel; None for a channel with a row per action if the episode has no recorded actions."""
+    """Return the rows of a channel. Return None if the channel has a row per action and no actions were recorded."""
     first_step = 0
     if spec.is_per_action:
         first_step = 1  # no action led to record 0

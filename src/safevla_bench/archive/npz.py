@@ -109,7 +109,8 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
     return array if version == (1, 0) and array.shape == shape else None
 
 
-# Errors that NumPy raises for a malformed header, which it parses as a Python literal or, if that fails, tokenizes.
+# Errors that NumPy raises for a malformed header. NumPy parses the header as a Python literal.
+# If that fails, NumPy tokenizes the header.
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
 
 

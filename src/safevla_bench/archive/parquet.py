@@ -58,7 +58,7 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
     schema = parquet_rows.table_schema(rare)
-    # The path of a column of numbers has `.list.element` for each level of nested lists.
+    # pyarrow's path of a column has one `.list.element` for each level of nested lists.
     real_columns = [
         f"{spec.name}{'.list.element' * parquet_rows.LIST_DEPTHS[spec.name]}"
         for spec in NUMERIC
@@ -119,7 +119,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     """Yield the episodes of one file in order: one batch per row group, or one batch per row if the group has an
     invalid row. All episodes of a group are yielded if one of them is selected; other groups are not read. The error of
     an invalid row has the row's number, from 1, as `line`. A damaged group gives a `DamageError` with the group's
-    number of episodes; a damaged file gives an error without it. Raises only `OSError`, if the file cannot be opened.
+    number of episodes; a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
     open_input(path).close()

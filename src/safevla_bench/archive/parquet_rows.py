@@ -1,11 +1,11 @@
 """Conversion of batches to and from Arrow tables with the columns of the Parquet format; one row is one episode.
 
-The columns are the header's fields, `bodies` (names and roles), `records` (the number of records), and the channels as
-nested lists over the steps, in the units of the channels. Null means not recorded. Other columns refer to a body by its
-index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows. With
-several arms, a grip channel is one flat list: all arms of record 0, then all arms of record 1, and so on. Maps of texts
-are lists of pairs (`key`, `value`); older files have Arrow maps. `extra` holds host-specific fields as JSON. A file has
-a column for a rare channel only if an episode of the file has the channel.
+The columns are the header's fields, `bodies` (names and roles), `records` (the number of records), and the channels. A
+channel is a nested list over the steps, in the channel's unit. Null means not recorded. Other columns refer to a body
+by its index in `bodies`, from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of a channel's rows.
+With several arms, a grip channel is one flat list: all arms of record 0, then all arms of record 1, and so on. Maps of
+texts are lists of pairs (`key`, `value`); older files have Arrow maps. `extra` holds host-specific fields as JSON. A
+file has a column for a rare channel only if an episode of the file has the channel.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _has_contact_column(batch: Batch, name: str) -> Bools:
 
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     contacts, contact_counts = batch.contacts, np.diff(batch.contacts.starts)
-    # Index in the batch of the first body of each contact's episode. Tables count bodies from 0 in each episode.
+    # For each contact: the batch's index of its episode's first body. Tables count each episode's bodies from 0.
     first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
     columns = [
         pa.array(contacts.a - first_body, pa.int32()),

@@ -3,7 +3,7 @@
 A field of a step, such as `contacts`, must be in every step or in none. A missing field was not measured; an empty list
 of contacts means no contact. A field of poses has the same bodies in every step. Unknown fields are ignored.
 
-The readers of all formats use this module's limits, selection of episodes, strict JSON parser, and checks of shapes.
+The readers of all formats use the limits, the checks and the strict JSON parser of this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Role = Literal["robot", "target", "bystander", "furniture"]
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Two bodies in contact: norm [N] and impulse [N s] of their largest contact force and of their net force."""
+    """Two bodies in contact, with the norm [N] and impulse [N s] of the largest contact force and of the net force."""
 
     a: str
     b: str
@@ -45,7 +45,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-# The JSON types of a row of numbers and of a body's numbers, by their length; 0 = any length, or a single number.
+# JSON types by number of values. The key 0 stands for any number of values in a row, and for one number per body.
 _ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
 _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
@@ -309,7 +309,7 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
     """Parse the host-specific fields of an episode that has `records` records and `contacts` contacts; omit empty
     levels. Raises `RecordError` if the text is not strict JSON, or if fields are not grouped by level, step and
-    contact. Also raises it for a name that the schema has, a number that is not finite, and too deeply nested fields.
+    contact. Also raises `RecordError` for a name in the schema, a number that is not finite, and too deep nesting.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "only header, steps and contacts are allowed as keys")
@@ -368,7 +368,7 @@ def check_shapes(recording: EpisodeArrays) -> None:
 
 def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int, arms: int) -> None:
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
-    number of bodies in each row of a pose channel, and `arms` the number of the robot's arms.
+    number of bodies in each row of a pose channel. `arms` is the number of the robot's arms.
     """
     size_of_symbol = {"n": records, "n-1": records - 1}
     if spec.is_pose:

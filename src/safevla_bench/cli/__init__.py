@@ -291,7 +291,7 @@ def echo(*lines: str, err: bool = False) -> None:
 
 
 def echo_message(text: str, margin: str = "", *, err: bool = False) -> None:
-    """Print a text of several lines, such as an error with its remedy. Lines after the first are indented at least by
-    `margin`, so that a name that contains a line end cannot imitate a line of output.
+    """Print a text of several lines, such as an error with its remedy. Indent all lines after the first by at least
+    `margin`. A name with a line end then cannot imitate a line of output.
     """
     echo(*indent_further(text, margin).split("\n"), err=err)

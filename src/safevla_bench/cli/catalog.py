@@ -199,7 +199,7 @@ def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
-    # Print the check of each specification in a file, the matching bodies of the sources, and the next command.
+    # Print the check of each specification in a file, the bodies in the sources that the formulas name, and a hint.
     default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
     chosen = loader.extend_library(default, path) if has_only_limits else loader.load_library(path)
     default_ids = {spec.spec_id for spec in default}
@@ -424,6 +424,6 @@ def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple | list):
-        is_size = all(isinstance(entry, int) for entry in value)  # such as the width and height of a picture
+        is_size = all(isinstance(entry, int) for entry in value)  # such as a picture's width and height
         return (" x " if is_size else " + ").join(map(str, value))
     return str(value)

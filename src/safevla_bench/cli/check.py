@@ -40,11 +40,11 @@ def verify_command(
 
     The archive must match the digests in the manifest and the table of episodes. Library, registry and version must be
     those that judged the run. Judging the records again must reproduce scores.json and report.html byte for byte, and
-    scores.parquet row for row. --replay plays the recorded actions of K episodes again in the simulator from the
-    planned start and compares every channel, outcome, success and horizon bit for bit; --audit chooses them at random.
+    scores.parquet row for row. --replay plays the recorded actions of K episodes again in the simulator, from the
+    planned initial state, and compares the records bit for bit. --audit chooses the episodes at random.
 
-    If a check could not be made, the output gives the reason. If someone changed both a record and its digest, only a
-    replay can detect the change.
+    The output gives the reason for each check that could not be made. Only a replay can detect that both a record and
+    its digest were changed.
 
     \b
     Exit codes: 0 everything agrees, 1 something differs, 2 the run or a file
@@ -148,7 +148,7 @@ def doctor_command(
         options.refuse_given(["out", "quick"], "applies to this machine: leave out --server.")
         all_findings = examine_server(server, parse_arguments(arguments, (server,))[server], host)
     findings = []
-    # Successive findings with the same remedy share one line for the remedy. Each finding is printed once it is made.
+    # Successive results with the same remedy share one line for the remedy. Each result is printed at once.
     for remedy, same_remedy in groupby(all_findings, key=lambda finding: finding.remedy):
         for finding in same_remedy:
             findings.append(finding)

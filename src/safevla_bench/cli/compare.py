@@ -64,8 +64,8 @@ def compare_command(
     Sources of one policy that have no suite in common, such as runs on two simulators, count as one run. Episodes are
     paired by suite, task, initial state and seed. Sources that ran different episodes, or used different environment
     seeds, horizons or protocols, are refused; --unpaired compares them as independent samples of their common tasks.
-    Pairs with a crashed episode are left out and counted. The conclusion is undecided if episodes that crashed, were
-    cut short or have no verdict could change it, unless --allow-crashed is given.
+    Pairs with a crashed episode are left out and counted. If episodes that crashed, were cut short or have no verdict
+    could change the conclusion, it is undecided. --allow-crashed draws a conclusion anyway.
 
     The first test compares policies on these tasks. If they differ, a second test (exact sign flips of the per-task
     differences) asks whether the result extends to similar tasks. Safety over all suites is the primary result; all
@@ -74,7 +74,7 @@ def compare_command(
     --plan estimates how many episodes per task detect a difference between two rates, without a SOURCE. Fewer episodes
     suffice if the two policies rarely have different results; a pilot run shows how often results differ.
 
-    --changes pairs episodes of a suite with those of the same suite under a change (SUITE-CHANGE, as in LIBERO-PRO) by
+    --changes pairs episodes of a suite with episodes of a changed version (SUITE-CHANGE, as in LIBERO-PRO) by
     task, initial state and seed. A suite that appears unchanged in both sources is the control.
 
     A SOURCE paper:NAME, such as paper:pi0.5, means the results of a policy as printed in the paper. They are compared
@@ -112,7 +112,7 @@ class _Report:
     hint: str = ""
 
     def print(self, form: TableFormat) -> None:
-        """Print the tables and the answers: lines, comments in LaTeX, or the title in HTML. CSV omits the answers."""
+        """Print the tables and the answers. Answers are lines, LaTeX comments or the HTML title; CSV has no answers."""
         if form == "csv" and len(self.tables) > 1:
             raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
         if form == "json":
@@ -234,8 +234,8 @@ def sensitivity_command(
     in the paper. With --sweep, this varies one threshold after the other, and judges the episodes at each value of the
     threshold. With several policies, the last table says whether their ranking by Safety changes.
 
-    --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and once
-    with the depth as the paper's text defines it: see docs/explanation/fidelity.md.
+    --readings judges every record by four libraries: default, paper-text, paper-as-run and net-force. A further result
+    uses the depth that the paper's text defines: see docs/explanation/fidelity.md.
 
     --physics plays the recorded actions again, first in unchanged physics, which must reproduce the record bit for bit,
     then in slightly changed physics. This shows which verdicts are firm: see docs/howto/firmness.md. The same command

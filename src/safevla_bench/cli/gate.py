@@ -158,7 +158,7 @@ def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
     # Return the protocol that all sources share; None if the protocol of some source is unknown.
     from safevla_bench.compare.pairs import differing_rules
 
-    protocols = judged.protocols  # of the sources with a known protocol
+    protocols = judged.protocols  # the known protocols of the sources
     differing = {rule for protocol in protocols for rule in differing_rules(protocols[0], protocol)}
     if differing:
         problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(differing))}"

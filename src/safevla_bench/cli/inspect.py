@@ -148,9 +148,9 @@ def show_command(
     sources; put an extra colon before an id that begins with a colon. For a folder written by `score --out`, which
     holds no records, the stored verdicts are shown.
 
-    --without replays the episode twice: unchanged, which must reproduce the record bit for bit, and without one cause,
-    which shows whether the violation disappears. Name bodies as in the record; `robot` means all bodies of the robot.
-    `slow` halves the speed; hold:FROM-TO stops the robot during these control steps.
+    --without replays the episode twice. The first replay is unchanged and must reproduce the record bit for bit. The
+    second replay omits one cause and shows whether the violation disappears. Name bodies as in the record; `robot`
+    means all bodies of the robot. `slow` halves the speed; hold:FROM-TO stops the robot during these control steps.
 
     --formula evaluates a formula in signal temporal logic on every episode, for instance 'G[0,T](transport ->
     held_object_tilt < 20)', and judges nothing. `safevla specs` shows more formulas.

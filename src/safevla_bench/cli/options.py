@@ -152,7 +152,7 @@ def group(
 
 @dataclass(frozen=True)
 class _Group:
-    """Options that one parameter declares, and the function that makes the parameter's value from their values."""
+    """The options that a parameter declares, and the function that computes the parameter's value from the options."""
 
     options: Mapping[str, Any]
     parse: Callable[[click.Context, dict[str, Any]], Any]
@@ -374,8 +374,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return `out` if it is given. If it is not, and the only source is a run folder, return the path made of this
-    folder and `names`. Otherwise, raise the first error found in the sources, else the error that --out is missing.
+    """Return `out`, if given. Otherwise, if the only source is a run folder, return the path `names` in this folder.
+    In all other cases, raise the first error found in the sources, or else the error that --out is missing.
     """
     if out is not None:
         return out
@@ -399,7 +399,7 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
             value = context.params[str(param.name)]
             values = value if isinstance(value, tuple) else (value,)  # a repeatable option's value is a tuple
             for single_value in values:
-                words.append(max(param.opts, key=len))  # the longest spelling
+                words.append(max(param.opts, key=len))  # the option's longest spelling
                 if single_value is not True:  # a flag is written without a value
                     words.append(str(single_value))
     return words

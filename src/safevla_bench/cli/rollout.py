@@ -224,7 +224,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
     invalid_count = _echo_failures(rows, "invalid_action")
     if invalid_count:
         count_text = f"{count_noun(invalid_count, 'episode')} ended with an invalid action"
-        effect = "these are failures in SR, and have no safety verdict unless an earlier step violated a limit."
+        effect = "SR counts them as failures. Only an earlier violation of a limit gives them a safety verdict."
         click.echo(f"{count_text}: {effect}", err=True)
         if invalid_count == len(rows):
             click.echo("error: every episode ended with an invalid action: correct the policy's actions.", err=True)

@@ -203,8 +203,8 @@ def given_judge_options() -> list[str]:
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
-    # Return the rules that judged the sources before. Return None if these are the default rules, or if judging
-    # options are given.
+    # Return the rules that judged the sources before.
+    # Return None if these are the default rules, or if judging options are given.
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None

@@ -405,7 +405,8 @@ FOUND = "found:"
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
-    # Parse texts [POLICY=]VALUE, and return policy -> VALUE. The last VALUE without POLICY applies to all others.
+    # Parse texts [POLICY=]VALUE, and return policy -> VALUE.
+    # The last VALUE without POLICY applies to all policies that no text names.
     shared: dict[str, str] = {}
     own_by_policy: dict[str, str] = {}
     for text in texts:

@@ -52,8 +52,8 @@ def score_command(
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. If --library, --rules or --set change
-    the rules of a run folder that is already judged, the results go into RUN/experiments/NAME, unless --out is given.
-    If any episode is invalid, nothing is written unless --set invalid=skip is given.
+    the rules of a run folder that is already judged, the results go into RUN/experiments/NAME, or into the folder of
+    --out. If any episode is invalid, nothing is written; --set invalid=skip leaves out invalid episodes.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that maps their features or
     topics to channels: see docs/howto/real-robots.md.

@@ -194,7 +194,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
     if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose an episode by --episode; `safevla episodes` lists all."
-        raise RunError(f"a file of this form holds one episode, but there are {len(judged.records)}", remedy=remedy)
+        raise RunError(f"a file of this format holds one episode, but there are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
     run = next(source.path.resolve().name for source, indices in judged.records.by_source() if index in indices)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
@@ -240,15 +240,15 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     echo(f"{pair_text} of {len(with_pairs)} start states; {others}; {unusable} episodes were not compared")
     benchmark_count = sum(state.is_of_benchmark for state in with_pairs)
     if benchmark_count:
-        advice = "Do not evaluate a policy on the starts from which it learned."
+        advice = "Do not evaluate a policy on the start states from which it learned."
         states_text = count_noun(benchmark_count, "state")
         echo(f"{advice} Some pairs use start states of the benchmark: {states_text}", err=True)
     for file in suite_files:
-        echo(f"Starts without a pair: {file}")
+        echo(f"Start states without a pair: {file}")
     if not with_pairs:
         command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'} --policy POLICY --out DIR"
-        remedy = f"Run the starts again with other seeds of the policy: {command}"
-        raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
+        remedy = f"Run the policy from these start states again, with other seeds: {command}"
+        raise RunError("no start state has both a safe and an unsafe success", remedy=remedy)
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
         return index
@@ -376,7 +376,7 @@ def export_command(
     if content is not None:
         _save_file(file, content)
     if not judged.is_complete:
-        echo(f"Not complete: {', '.join(describe_losses(judged))}.", err=True)
+        echo(f"The export is incomplete: {', '.join(describe_losses(judged))}.", err=True)
     echo(f"{form}: {file}")
 
 

@@ -74,7 +74,7 @@ def list_runs(folders: Mapping[str, Path]) -> Table:
 
 
 def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
-    # Return the run's rows of the table, whose cells belong to `_COLUMNS`.
+    # Return the run's table rows. Each row has one cell per column of `_COLUMNS`.
     try:
         scores = judged.ScoresFile.read(path)
         summaries = scores.list_cells()

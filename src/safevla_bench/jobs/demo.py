@@ -20,7 +20,7 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the archive into `folder`; return the path. Raises `FileError`, or `RunError` if it has other files."""
+    """Copy the archive into `folder`; return its path. Raises `FileError`, or `RunError` if there are other files."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
         if not (path.is_file() and path.read_bytes() == shipped):

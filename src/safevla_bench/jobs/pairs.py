@@ -45,8 +45,8 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
 
 
 def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | None:
-    # Find the first candidate episode whose run says how the episode starts. Return a suite without initial states, and
-    # the start of this episode. Return None if no candidate's run says so.
+    # Find the first candidate episode whose run says how the episode starts.
+    # Return a suite without initial states, and this episode's start. Return None if no run says how episodes start.
     for candidate in state.candidates:
         episode = judged.records.read_episode(candidate.index)
         description = judged.records.find_source(candidate.index).description

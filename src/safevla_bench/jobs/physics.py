@@ -53,8 +53,7 @@ def vary_physics(
     """
     replays = _Replays.open(judged)
     chosen = replays.choose_episodes(episodes)
-    # First, replay in unchanged physics. Only episodes whose records are reproduced exactly are replayed in changed
-    # physics.
+    # First, replay in unchanged physics. If this reproduces a record exactly, replay the episode in changed physics.
     replays.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
     obstacle_by_index = {index: replays.done[replays.key(index, firmness.RECORDED)].obstacle for index in chosen}
     exact_indices = [index for index, obstacle in obstacle_by_index.items() if not obstacle]
@@ -84,8 +83,8 @@ def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> di
 
 @dataclass
 class _Replays:
-    # A run's replays: those in its file, to which `run` adds the replays that it makes. An unchanged replay has the
-    # variation `firmness.RECORDED`.
+    # The replays of a run. At first, these are the replays in the run's file; the method `run` adds new replays.
+    # An unchanged replay has the variation `firmness.RECORDED`.
 
     judged: Judged
     setting: ReplaySetting
@@ -160,7 +159,7 @@ class _Replays:
             self._save()
 
     def build_file(self) -> firmness.PhysicsFile:
-        # Return the content of the file of replays, in the order of the episodes and of the variations.
+        # Return the content of the file of replays, ordered by episode and then by variation.
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         return msgspec.structs.replace(self.head, replays=tuple(self.done[key] for key in keys if key in self.done))
@@ -327,8 +326,8 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
 def _name_times(
     episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
 ) -> dict[int, float]:
-    # Return record -> time since record 0 [s], for the record at which the replay left the recorded path (`left`) and
-    # for each clause's first violation, where these exist.
+    # Return record -> time since record 0 [s], for the first violation of each clause.
+    # If the replay left the recorded path, also return the time of the record at which it left the path (`left`).
     records = (left, *(clause.first for clause in clauses.values()))
     return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 

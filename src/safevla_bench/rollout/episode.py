@@ -143,7 +143,7 @@ def _seed_generators(seed: int) -> None:
 
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
     # Returns whether a replay has left its recorded path. Returns False if there is no path, or no check at this step.
-    path = planned.start.recorded.path if planned.start.recorded else None  # positions per record
+    path = planned.start.recorded.path if planned.start.recorded else None  # body positions at each record
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
     return bool(are_off_path(path[step : step + 1], tracked_path(env.latest())).any())
@@ -230,7 +230,7 @@ class _PolicyCalls:
         return Latency(calls=len(times_s), p50_ms=float(p50), p95_ms=float(p95), waiting_p50_ms=waiting_ms)
 
     def greeting(self) -> Greeting | None:
-        # Returns the self-description of the policy or its server; None if there is none, or nothing valid in it.
+        # Returns the self-description of the policy or its server; None if there is no valid description.
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 

@@ -32,7 +32,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trial: int  # index of the rollout that found the start, from 1
     value: float | None  # value of the search's objective for the start, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
-    distance_m: float | None  # largest coordinate difference from the nearest start of the benchmark, if any
+    distance_m: float | None  # largest coordinate difference from the benchmark's nearest initial state, if any
     merged: int  # number of nearly equal initial states that were left out in favor of this one
 
 

@@ -55,10 +55,10 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
 
 def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: batch.Batch) -> EpisodeStanding:
-    # Return the status of the episode after `record`. Raise `HostError` if `standing`, the status before this record,
-    # is not the monitor's newest status: then another environment has passed records to the monitor.
+    # Return the status of the episode after `record`. `standing` is the status before this record.
+    # Raise `HostError` if the monitor's status differs, because another environment has used the monitor.
     if getattr(monitor, "standing", standing) is not standing:
-        remedy = "Give each environment its own: monitor=Monitor(ruleset). Then call reset."
+        remedy = "Give each environment a separate monitor: monitor=Monitor(ruleset). Then call reset."
         raise HostError("another environment has used the same monitor since the last record", remedy=remedy)
     return monitor.observe(record)
 
@@ -66,9 +66,9 @@ def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: ba
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host as an environment. The reward is 1 at the task's native success, which terminates the episode;
     the episode is truncated at the horizon. An observation has the end effector's position [3] and quaternion [4], the
-    gripper joints, and a mobile robot's base pose. Readings of several arms have names `ARM.NAME`. `wants` adds
-    `image.CAMERA` and `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the start; otherwise, the
-    initial states take turns. Scenes settle for ten steps. `monitor` judges records (None = by default specifications).
+    gripper joints, and a mobile robot's base pose. Each of several arms adds entries `ARM.NAME`. `wants` adds
+    `image.CAMERA` and `extra.NAME`. `reset(seed=…, options={"init_state_index": k})` chooses the initial state;
+    otherwise, the states take turns. Scenes settle for ten steps. `monitor` judges records (None = by the defaults).
     `cost` chooses `info["cost"]`: see `step_info`. Raises `HostError` if the host cannot make the environment.
     """
 
@@ -187,7 +187,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step and record; return the result with safety in `info`. Raises `HostError` before the first `reset`, and if
-        the simulator has made several steps, unless the episode has ended and the environment may have reset itself.
+        the simulator made several steps in a running episode. (At an episode's end, the environment may reset itself.)
         """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
@@ -231,14 +231,14 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 
 def _keep_cost(info: dict[str, Any]) -> dict[str, Any]:
-    # Return the environment's `info`, with its own cost under another name.
+    # Return the environment's `info`, with the environment's cost also under the name `env_cost`.
     return {**info, "env_cost": info["cost"]} if "cost" in info else info
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Wrapper that gives an environment with `cost` in its `info` the six-value `step` of Safety-Gymnasium and
-    OmniSafe, in which the cost follows the reward. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at
-    commit ae966e5, `omnisafe/envs/core.py` at commit 15603dd.
+    """Wrapper whose `step` returns six values as in Safety-Gymnasium and OmniSafe: the cost follows the reward. The
+    environment's `info` must have `cost`. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at commit
+    ae966e5, `omnisafe/envs/core.py` at commit 15603dd.
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
@@ -287,7 +287,7 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 def _read_cost(info: Mapping[str, Any]) -> float:
     if "cost" not in info:
-        raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
+        raise HostError("the environment has no cost in its info", remedy="First apply SafetyWrapper.")
     return float(info["cost"])
 
 
@@ -342,7 +342,7 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
 
 
 def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
-    # Images have the type uint8; all other arrays are readings without bounds.
+    # Images have the type uint8; all other arrays are measurements without bounds.
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

@@ -108,7 +108,7 @@ def _require_64_bits(planned: PlannedEpisode) -> None:
 
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
-    # Returns the initial state that the protocol's rules give to an episode. The task has none from a search.
+    # Returns the initial state that the protocol's rules give to an episode, for a task without found start states.
     state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
         init_state_index=episode % state_count if state_count else episode,

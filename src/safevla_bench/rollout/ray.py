@@ -329,7 +329,7 @@ def _describe_death(error: Exception, ray: Any) -> str:
     # Returns why an actor ended. `error` is the error that Ray raises instead of a reply.
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the node ran out of memory, so Ray killed the actor; put fewer actors on a node: --actor cpus="
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # a tab begins lines with ids
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines of ids begin with a tab
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 

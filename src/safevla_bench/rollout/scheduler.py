@@ -120,8 +120,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run ignores that a worker ended before it was ready. If the run does not ignore this, a
-        worker that refused (`is_final`) ends the run, and so do `STARTS` deaths in a row if no other worker is left.
+        """Return whether the run ignores that a worker ended before it was ready. If not, a worker that refused
+        (`is_final`) ends the run. `STARTS` such deaths in a row also end the run, if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
@@ -179,8 +179,9 @@ def run_pool(
 
 
 class _Crew:
-    # The workers of a run by number, and the episodes that no worker has started yet. If `keeps_idle`, workers without
-    # an episode wait for a next batch instead of ending. No episode starts at or after the time `ends_s`.
+    # The workers of a run by number, and the episodes that no worker has started yet.
+    # If `keeps_idle`, workers without an episode wait for a next batch instead of ending.
+    # No episode starts at or after the time `ends_s`.
 
     def __init__(self, pool: WorkerPool, *, keeps_idle: bool, ends_s: float) -> None:
         self._pool, self._keeps_idle, self._ends_s = pool, keeps_idle, ends_s

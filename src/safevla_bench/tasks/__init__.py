@@ -1,4 +1,4 @@
-"""Tasks: their tags, which specifications apply to a task, and why the others do not apply (paper Section 3.2)."""
+"""Tasks: their tags, the specifications that apply, and why other specifications do not apply (paper Section 3.2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
-    """Return why the limit of a specification does not apply in `suite`; "" if it does."""
+    """Return why the limit of a specification does not apply in `suite`; "" if the limit applies."""
     spelled = spell_suite(suite)
     if spelled in spec.except_suites:
         return write_reason(OTHER_LIMIT, suite)
@@ -62,7 +62,7 @@ TaskListing = dict[str, Any]  # a task as a plain row, with the key `template`, 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
-    """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not. The
+    """Return one row per task: template, tags, the scored specifications that apply, and why other ones do not. The
     defaults are the default library and all benchmarks. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or load_library()

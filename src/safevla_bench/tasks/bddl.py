@@ -117,7 +117,7 @@ def parse_bddl(text: str) -> BddlProblem:
         raise _grammar_error("the task has no goal")
     objects = _parse_typed_list(contents[":objects"], ":objects")
     fixtures = _parse_typed_list(contents[":fixtures"], ":fixtures")
-    _collect_unique([*objects.items(), *fixtures.items()], "object")  # refuses a name that both lists declare
+    _collect_unique([*objects.items(), *fixtures.items()], "object")  # refuses a name in both lists
     return BddlProblem(
         language=" ".join(_read_words(contents[":language"], "(:language ...)", re.compile(r"\S+"))),
         objects=objects,
@@ -136,7 +136,7 @@ def _grammar_error(problem: str) -> RegistryError:
 def _parse_tree(text: str) -> Tree:
     # Returns the only list in the text, in lower case and without comments; [] for an empty text.
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", "", text).lower())
-    open_lists: list[list[Tree]] = [[]]  # the whole text, then all lists without a closing bracket yet
+    open_lists: list[list[Tree]] = [[]]  # the whole text, then all lists that are still open
     for word in words:
         if word == "(":
             open_lists.append([])
@@ -162,7 +162,7 @@ Value = TypeVar("Value")
 
 
 def _collect_unique(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Value]:
-    # Returns the pairs as a dictionary. Raises an error if a name is repeated; `noun` is its word for a pair.
+    # Returns the pairs as a dictionary. Raises an error, which calls a pair by `noun`, if a name is repeated.
     values: dict[str, Value] = {}
     for name, value in pairs:
         if name in values:
@@ -194,7 +194,7 @@ def _require_count(items: Sequence[object], count: int, description: str) -> Non
 
 
 def _parse_predicate(tree: Tree, description: str) -> Predicate:
-    # Returns a predicate with one or two arguments. Errors call it `description`.
+    # Returns a predicate with one or two arguments. Error messages contain `description` as the predicate's name.
     verb, arguments = _split_head(tree, description)
     if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
         remedy = "LIBERO's goals are predicates joined by one And; for other tasks, write the tags yourself."

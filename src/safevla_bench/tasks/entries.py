@@ -103,7 +103,7 @@ class TaskEntry:
         return self.template or " + ".join(part.template for part in self.components)
 
     def matches_task(self, benchmark: str, name: str) -> bool:
-        """Return whether the task with that name belongs to this family."""
+        """Return whether the task with this name belongs to this family."""
         return benchmark == self.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
@@ -130,9 +130,9 @@ class Registry:
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's entry, or else its family's entry with the task's id. A task of a robot's log without
-        either gets a new entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without the
-        instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
+        """Return the task's entry, or else its family's entry with the task's id. If a task of a robot's log has no
+        entry, return a new entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without
+        the instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -200,7 +200,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return what differs from `base` in its suites: `SUITE TASK` for a task, `SUITE` for a suite or family."""
+        """Return the changes to suites of `base`: `SUITE TASK` for a task, `SUITE` for a suite or family."""
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
         # Each item is a suite and the label that is returned for it.
         changed = [
@@ -267,8 +267,8 @@ class Registry:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the robots and of all tags, in hexadecimal, since tags decide which specifications apply. It
-        does not depend on texts such as reasons.
+        """The hexadecimal sha256 of the robots and all tags. Tags decide which specifications apply. Texts such as
+        reasons do not change this digest.
         """
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
@@ -282,7 +282,7 @@ class Registry:
 
     @property
     def phases_digest(self) -> str:
-        """The sha256 of the components of composite tasks, which decide the phases of episodes, in hexadecimal."""
+        """The hexadecimal sha256 of the components of all composite tasks. Components decide the phases of episodes."""
         entries = [
             *sorted(self.tasks.items()),
             *(((family.benchmark, *family.patterns), family) for family in self.families),

@@ -88,7 +88,7 @@ class RegistryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegistrySource:
-    """The content of a registry file: its TOML tables or JSON rows. Errors name the `origin`."""
+    """The content of a registry file: its TOML tables or JSON rows. `origin` makes errors that name the file."""
 
     origin: RowOrigin
     tables: RegistryFile = field(default_factory=RegistryFile)
@@ -102,7 +102,7 @@ class RegistrySource:
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
-    """Return the rows of a JSON file as structs, each with its origin. Raises `RegistryError` for an invalid row."""
+    """Return pairs (origin for errors, row as a struct) from a JSON file. Raises `RegistryError` for an invalid row."""
     named_rows = [
         (row_origin.with_subject(_row_subject(row, row_origin.subject or "a row")), row) for row_origin, row in rows
     ]
@@ -138,7 +138,7 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
 
 
 def check_known(name: str, choices: Iterable[str], key: str, noun: str, origin: RowOrigin) -> None:
-    """Raise `RegistryError` unless `name`, the value of `key`, is one of the choices. Errors call these `noun`."""
+    """Raise `RegistryError` unless `name`, the value of `key`, is one of the choices, which the error calls `noun`."""
     names = list(choices)
     if name not in names:
         remedy = suggest_names(name, names, noun)
@@ -157,8 +157,8 @@ class EntryReader:
     def read_tags(
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
-        """Return the names of tags as a set. If `capability` is true, all tags must be capability tags; if not, no tag
-        may be one. Raises `RegistryError`, which names `key`, for the first unknown tag or tag of the wrong class.
+        """Return the names of tags as a set. If `capability` is true, all tags must be capability tags; otherwise, none
+        may be a capability tag. Raises `RegistryError`, which names `key`, for an unknown tag or a tag of wrong class.
         """
         for name in names:
             if name not in self.tags:
@@ -219,7 +219,7 @@ class EntryReader:
             capabilities = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
             if suite and capabilities == self.capability_sets[suite.capabilities].tags:
-                capabilities = None  # the benchmark's tags are the same
+                capabilities = None  # same tags as the benchmark
         own_tags = self.read_tags(row.task_tags or (), "task_tags", origin)
         # If `predicates` is shorter than `components`, the last components have no predicates.
         paired = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
@@ -264,8 +264,8 @@ class EntryReader:
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         template_tags = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
-        # In rows of the paper's schema, the task tags include the tags of all components. Only the other task tags are
-        # common to all components.
+        # In rows of the paper's schema, the task tags include the tags of all components.
+        # Only the other task tags are common to all components.
         common_tags = own_tags
         if isinstance(row, PaperTaskRow):
             common_tags = own_tags.difference(*template_tags.values())
@@ -279,7 +279,7 @@ class EntryReader:
 
 
 def _row_subject(row: object, default: str) -> str:
-    # Returns the name of a row for errors: the row's benchmark and task id, or the one it has, or `default`.
+    # Returns the name of a row for errors: benchmark and task id if present; `default` if both are missing.
     values = [row[key] for key in ("benchmark", "task_id") if key in row] if isinstance(row, Mapping) else []
     return " ".join(map(str, values)) or default
 
@@ -300,7 +300,8 @@ def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) ->
 def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
-    # Return an entry as a row of the paper's schema. `measured` has its capability tags; `vocabulary` has all tags.
+    # Return an entry as a row of the paper's schema.
+    # `measured` has the entry's capability tags; `vocabulary` has all known tags.
     declared_tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     predicates = [list(component.predicates) for component in entry.components]
     templates = [component.template for component in entry.components]

@@ -46,7 +46,7 @@ def judge_identity(header: Header) -> str:
         return write_reason(_DIFFERS, *differing)
     if (header.task_sha256, header.init_states_sha256, header.task_source) == (None, None, None):
         return _NOT_RECORDED
-    # The code must be the official one. Other values count only if the official suite has them.
+    # The simulator's code must be known. Each other value must be known only if the official suite has this value.
     needed = {field for field, (_, official) in values.items() if official is not None} | {"simulator code"}
     missing = [field for field, pair in values.items() if field in needed and None in pair]
     return write_reason(_UNKNOWN, *missing) if missing else OFFICIAL

@@ -57,7 +57,7 @@ def _built_in_registry() -> Registry:
 
 
 def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.RegistrySource:
-    # Returns the content of a registry file. The ending of its name, `file`, says its format. Errors show this name.
+    # Returns the content of a registry file. `file` is the name for errors; the name's ending determines the format.
     origin = RowOrigin(RegistryError, file)
     if file.endswith(".toml"):
         return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
@@ -85,8 +85,8 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     }
     tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
-    # A suite's own entry for a task replaces the entry that the suite repeats from another suite. `tasks` comes first
-    # to keep the order, and last to win.
+    # A suite's own entry for a task replaces the entry that the suite repeats from another suite.
+    # The first `tasks` determines the order, and the last `tasks` overwrites the repeated entries.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
 
@@ -97,7 +97,7 @@ def _merge_named(
     sources: Iterable[file_formats.RegistrySource],
     read_items: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    # Returns the items of `base` and of the sources, by name. Errors call an item `noun`.
+    # Returns the items of `base` and of the sources, by name. `noun` describes an item in errors.
     merged = dict(base)
     for source in sources:
         for name, value in read_items(source):

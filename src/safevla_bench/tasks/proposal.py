@@ -123,10 +123,10 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPh
 
 
 def _may_be_closed(problem: BddlProblem, region: str) -> bool:
-    # Return whether the region belongs to a fixture with a door or drawer, and nothing says that it is open.
+    # Return whether the region belongs to a fixture with a door or drawer that is not declared open.
     owner = problem.owner_of(region)
     has_door = _match_name(problem.fixtures.get(owner, ""), _WITH_DOORS) is not None
-    # The region is open if a predicate of the initial state or of the goal says so.
+    # A predicate of the initial state or of the goal may declare the region or the fixture open.
     return has_door and {("open", region), ("open", owner)}.isdisjoint({*problem.init, *problem.goal})
 
 
@@ -158,8 +158,8 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
-    # Return, for each template, the predicates that complete its phases, in the order of the phases. All phases that
-    # handle objects get one template.
+    # Return, for each template, the predicates that complete its phases, in the order of the phases.
+    # All phases that handle objects get the same template.
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
     hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
     merged: dict[str, tuple[str, ...]] = {}
@@ -198,8 +198,8 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
 
 
 def _match_name(class_name: str, names: Sequence[str]) -> str | None:
-    # Return the one of `names` that ends last in the class's name, or the longest of several with the same end. Only
-    # whole words match. Return None if no name matches.
+    # Return the one of `names` whose match in the class's name ends last.
+    # If several matches end there, return the longest. Only whole words match. Return None if no name matches.
     text = f" {class_name.replace('_', ' ')} "
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None

@@ -17,7 +17,7 @@ UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "po
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
 NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # codes for episodes with unknown phases
 SOME_PHASES = "some_phases"  # code in tables, not in files: the clause is judged only in some phases of a task
-LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # codes for clauses that apply but do not judge
+LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # codes for clauses that apply but have no verdict
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
 """The texts of codes, in which {} stands for a field, and the texts of tags that a task lacks or must not have."""

@@ -117,7 +117,7 @@ def export_dataset(
             try:
                 observed = _observed_columns(episode, *folders_and_hosts[number], cameras) if cameras else {}
                 origins = {} if pairs is None else _origin_columns(episode)
-                # The observed state replaces the recorded one, if the host can observe it.
+                # The observed state replaces the recorded state, if the host can observe the state.
                 columns = {**_recorded_columns(episode), **origins, **observed}
             except (HostError, RunError, RecordError) as error:
                 last_error = error.with_place(Place(episode=episode.headers[0].episode_id))
@@ -268,9 +268,9 @@ def _episode_labels(score: EpisodeScore, violating_records: int | None) -> dict[
 
 def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
     """Return columns with the pictures before each action and, if the host can observe it, the state. `record` holds
-    one episode. The state is position [3] in m and axis-angle [3] as in robosuite's `quat2axisangle`, both in the frame
-    of the host's observations, and the fingers [G]. Raises the same errors as `open_stage`, and `SafevlaError` for an
-    unknown camera.
+    one episode. The state has the position [3] in m, the rotation [3] as in robosuite's `quat2axisangle`, and the
+    fingers [G]. Position and rotation are in the frame of the host's observations. Raises the same errors as
+    `open_stage`, and `SafevlaError` for an unknown camera.
     """
     feature = FrameFeature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -292,7 +292,7 @@ def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
 
 
 def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-    # Returns the pictures [n - 1, H, W, 3] of all n records of the episode but the last.
+    # Returns the pictures [n - 1, H, W, 3] of all `n` records except the last.
     camera, indices = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, index, camera, size).image for index in indices])
@@ -374,8 +374,8 @@ def _describe_field(column: pa.Field) -> dict[str, object]:
     source: dict[str, object] = {"fileSet": {"@id": "frames-files"}, "extract": {"column": column.name}}
     if pa.types.is_struct(value_type):  # a picture: a struct of its bytes and its path
         source["transform"] = {"jsonPath": "bytes"}
-    # A key of `_COLUMNS` is a column's name, or the part of the name before a dot. Both texts get a dot, so that
-    # no key fits a longer word, as `next.cost` would fit `next.cost_to_go`.
+    # A key of `_COLUMNS` is a column's name, or the part of the name before a dot.
+    # Both texts get a dot, so that no key fits a longer word, as `next.cost` would fit `next.cost_to_go`.
     keys = [key for key in _COLUMNS if f"{column.name}.".startswith(f"{key.rstrip('.')}.")]
     return {
         "@type": "cr:Field",

@@ -60,8 +60,8 @@ class RecordLabels:
         return np.exp(self.worst / temperature)
 
     def costs_to_go(self, discount: float) -> NDArray[np.float64]:
-        """Return the discounted sum of `clause_cost` over each record and all later ones of one episode, [N, C]. The
-        cost k records later is multiplied by discount**k. NaN if the cost in this record, or in a later one, is
+        """Return the discounted sum of `clause_cost` over each record and all later records of the episode, [N, C].
+        The cost `k` records later is multiplied by `discount**k`. NaN if the cost in this record or a later record is
         unknown.
         """
         costs = self.clause_cost.copy()
@@ -91,20 +91,20 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     reason = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
     ruleset.require_whole(reason, "Leave this option out for labels, and for gates on cost.")
     record_fields = ruleset.read_fields(batch)
-    columns = [int(column) for column in scores.scored_columns]  # the clauses' rows in arrays [specifications, E]
+    columns = [int(column) for column in scores.scored_columns]  # rows of the clauses in arrays [specifications, E]
     record_count, episode_of_record = int(batch.starts[-1]), batch.episode_of_record
     margin = np.full((record_count, len(columns)), np.nan)
     violating = np.zeros((record_count, len(columns)), dtype=np.bool_)
     is_judged = (scores.state[columns] == ACTIVE).any(axis=0)
     severity = np.where(is_judged, 0.0, np.nan)[episode_of_record]
-    has_open_clause = np.zeros(record_count, dtype=np.bool_)  # a lost pose leaves open whether a clause is violated
+    has_open_clause = np.zeros(record_count, dtype=np.bool_)  # True if a lost pose leaves a violation open
     worst = np.full(record_count, np.inf)  # infinite until a clause is judged in the record
     is_cut = np.array([outcome in (*UNCOUNTED, *CUT_SHORT) for outcome in scores.outcome], dtype=np.bool_)
     clause_cost = np.where((scores.state[columns] == INACTIVE) | is_cut, np.nan, 0.0)[:, episode_of_record].T
     for clause, column in enumerate(columns):
         spec = ruleset.library[scores.specs[column].spec_id]
         is_active = scores.state[column] == ACTIVE
-        record_formula = recordwise_part(spec.formula)  # the condition on each record; None = on several records
+        record_formula = recordwise_part(spec.formula)  # condition on single records; None if it spans several
         # For a formula over several records, only the first violating record is known.
         if record_formula is None:
             is_violated = is_active & (scores.first[column] >= 0)
@@ -116,7 +116,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             # A clause on arms is judged for each arm; the least margin counts.
             fields_by_arm = record_fields.views(signal_names(record_formula))
             by_arm = [_record_margins(arm, record_formula, np.flatnonzero(is_active)) for arm in fields_by_arm]
-            margins, undecided = map(np.array, zip(*by_arm, strict=True))  # [arms, N] each
+            margins, undecided = map(np.array, zip(*by_arm, strict=True))  # two arrays, [arms, N]
             least_margin, is_open = np.fmin.reduce(margins), undecided.any(axis=0)
             has_open_clause |= is_open
             # A lost pose of one arm does not matter if another arm certainly violates the clause.

@@ -1,9 +1,9 @@
-"""Preference pairs for training: of two episodes from one start, a safe success is preferred to an unsafe success.
+"""Preference pairs for training: of two episodes from one state, a safe success is preferred to an unsafe success.
 
-A state is everything that determines a start: the episodes of a state have the same task definition, instruction,
-initial state, environment seed, simulator and first record. They differ only in the policy or its seed. No pair has
-an episode that crashed, was stopped, has no verdict, or has a record that does not determine the start. No pair has a
-replay that left its recorded path.
+A state is everything that determines an episode's start: the episodes of a state have the same task definition,
+instruction, initial state, environment seed, simulator and first record. They differ only in the policy or its seed.
+No pair has an episode that crashed, was stopped, has no verdict, or has a record that does not determine the start. No
+pair has a replay that left its recorded path.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Candidate:
     """Digest of the executed actions. Of several episodes with the same state and actions, only one counts."""
     kind: Kind
     is_of_benchmark: bool = True
-    """False if the start was drawn at random or placed by a search: no benchmark evaluates such a start."""
+    """False if the start state was drawn at random or placed by a search: no benchmark evaluates such states."""
     margins: Mapping[str, float] = field(default_factory=dict)
     """Relative margin min(ρ / severe, 1) of each judged clause in a safe episode; 1 if vacuous or binary."""
     clause: str | None = None
@@ -87,7 +87,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The distinct episodes of one start, ordered by name, and the pairs chosen from them."""
+    """The distinct episodes from one start state, ordered by name, and the pairs chosen from these episodes."""
 
     candidates: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
@@ -96,12 +96,12 @@ class State:
 
     @property
     def digest(self) -> str:
-        """The digest of the start."""
+        """The digest of the start state."""
         return self.candidates[0].state
 
     @property
     def is_of_benchmark(self) -> bool:
-        """True if a benchmark uses this start. A policy trained on it must not be evaluated on it."""
+        """True if a benchmark uses this start state. Do not evaluate a policy on states on which it was trained."""
         return self.candidates[0].is_of_benchmark
 
     @property
@@ -193,11 +193,12 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
 
 
 def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, wanted: int) -> int:
-    """Return the smallest number m of further rollouts with which at least `wanted` new pairs are expected. With the
-    rates p and q of good and bad episodes, the expected number is (good + m p)(bad + m q) - good bad - m p q. The term
-    good bad is subtracted because the existing episodes have no usable pair.
+    """Return the smallest number `m` of further rollouts with which at least `wanted` new pairs are expected. With the
+    rates `p` and `q` of good and bad episodes, expect `(good + m p)(bad + m q) - good bad - m p q` new pairs. The term
+    `good bad` is subtracted because the existing episodes have no usable pair.
     """
-    # The term m p q is subtracted because no rollout is both good and bad. m solves square m² + linear m = wanted.
+    # The term `m p q` is subtracted because no rollout is both good and bad.
+    # `m` solves the quadratic equation `square m² + linear m = wanted`.
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
     return max(1, ceil((-linear + sqrt(linear**2 + 4 * square * wanted)) / (2 * square)))
@@ -313,7 +314,7 @@ def _describe_pair(
     if first_violation is not None:
         index, records = pair.rejected.index, judged.records
         times_s = records.stamps_s.get(index, np.arange(records.lengths[index]) * records.dt_s[index])
-        half_s = WINDOW_S * (1 + 1e-9)  # an end that only rounding moves is in the window
+        half_s = WINDOW_S * (1 + 1e-9)  # tolerance for rounding errors
         start, end = np.searchsorted(times_s, times_s[first_violation] + np.array([-half_s, half_s])).tolist()
         window = [start, end - 1]
     sides: dict[str, dict[str, object]] = {}

@@ -83,7 +83,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return statistics of each number of a frame, [width], or of each color channel (0 to 1), [3, 1, 1]."""
+        """Return statistics over all frames: per number, [width], or per color channel (0 to 1), [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         # Adding 0.0 converts Booleans to numbers.
         samples = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0

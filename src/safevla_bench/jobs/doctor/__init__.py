@@ -42,7 +42,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     yield from check_simulators(versions, host)
     present_hosts = [name for name in installed_hosts(versions) if host is None or name == host]
     if host is not None and host not in (_TEST_HOST, *tested_versions().hosts):
-        present_hosts = [host]  # the host of a plug-in, whose simulator's versions are not in the list
+        present_hosts = [host]  # a plug-in's host; no tested version of its simulator is known
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
     if quick:
@@ -55,7 +55,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    # Yield an error for each plug-in that cannot be loaded, and then one diagnosis that lists the loaded foreign ones.
+    # Yield an error for each plug-in that cannot be loaded, and then a list of the foreign plug-ins that were loaded.
     policy_group, loaded = policies.POLICIES, []
     # Tuples (kind, name, is_foreign). A plug-in is foreign if a distribution other than this package provides it.
     plugins = [("host", name, hosts.host_owner(name) != OWN_DISTRIBUTION) for name in hosts.host_names()]
@@ -139,7 +139,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         simulator = tested_versions().hosts[host]
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present_hosts and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
-        # No simulator is installed, and no plug-in that could provide a simulator.
+        # Neither a simulator nor a plug-in that could provide a simulator is installed.
         remedies = "; or in another environment: ".join(map(install_command, tested_versions().hosts))
         note = "`safevla eval` has no simulator here; you can still judge episodes, and record them in your own scripts"
         yield warned_check("simulator", note, remedies)

@@ -142,8 +142,8 @@ TIMEOUT_S = 300
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
-    # Run `python -m ARGUMENTS` in a separate process. Return the JSON object in the last line of its output; if the
-    # process crashes or hangs, return a failed check.
+    # Run `python -m ARGUMENTS` in a separate process.
+    # Return the JSON object in the last line of its output; if the process crashes or hangs, return a failed check.
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}

@@ -29,9 +29,9 @@ CHECK = "pictures"
 HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
 SCENES = resources.files(__package__).joinpath("scenes.npz")
 MAX_ANGLE_DEG, MIN_GAIN_DEG = 40.0, 20.0
-"""Limits for the warning that turned pictures fit better than the pictures as sent. The mean angle between replies and
-recorded actions must be at most `MAX_ANGLE_DEG` for turned pictures, and `MIN_GAIN_DEG` smaller than for those as sent.
-Random replies cause the warning with a probability of 4 %."""
+"""Limits for the warning that turned pictures fit better than the pictures as sent. For turned pictures, the mean angle
+between replies and recorded actions must be at most `MAX_ANGLE_DEG`. It must also be smaller by `MIN_GAIN_DEG` than for
+the pictures as sent. Random replies cause the warning with a probability of 4 %."""
 _REVERSED = slice(None, None, -1)
 TURNS: Mapping[str, tuple[slice, ...]] = {
     "as sent by the dialect": (),
@@ -107,8 +107,8 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
 
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
-    # Return the hand's change of position [x, y]. If `start` is None, the `H` actions [H, 7] begin with changes of
-    # position, else with absolute positions.
+    # Return the hand's change of position [x, y] in the actions [H, 7].
+    # The first numbers of an action are a change of position if `start` is None, else an absolute position.
     if start is None:
         return np.asarray(actions[:, :2].sum(axis=0))
     return actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]

@@ -205,8 +205,8 @@ def _format_statistics(actions: Floats) -> str:
     lines = [f"{heading}, as the simulator gets them"]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
-        # An arm's action has the first 7 components of `_COMPONENT_NAMES`, a mobile robot's has all. Other actions have
-        # components without names, so show their indices.
+        # An arm's action has the first 7 components of `_COMPONENT_NAMES`; a mobile robot's action has all.
+        # Other actions have components without names, so show their indices.
         name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
         lines.append(f"{name:<9} {lowest:>8.3f} {mean:>8.3f} {highest:>8.3f}")
     return "\n".join(lines)
@@ -228,8 +228,8 @@ def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    # Report only the most informative kind of errors that occurred: unreadable replies, else all errors except
-    # refusals by the server, else refusals.
+    # Report only the most informative kind of errors that occurred.
+    # Unreadable replies are the most informative errors; refusals by the server are the least informative errors.
     other_errors = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     unreadable_replies = {name: error for name, error in other_errors.items() if isinstance(error, ReplyError)}
     reported = unreadable_replies or other_errors or refusals  # dialect -> error; empty if no dialect was tried

@@ -63,7 +63,7 @@ class _ScoresOrigin:
             )
         if origin.judged_by.as_written:
             problem = "this folder's scores were combined from other folders' scores"
-            raise RunError(problem, remedy="Name these other folders instead.", place=Place(file=str(folder)))
+            raise RunError(problem, remedy="Name the original folders instead.", place=Place(file=str(folder)))
         return origin
 
     @property
@@ -157,7 +157,8 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
 
 
 def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
-    # Yield each folder's verdicts. All folders must have the same specifications, and each its own scores.parquet.
+    # Yield each folder's verdicts.
+    # All folders must have the same specifications, and each folder's verdicts must agree with its scores.parquet.
     specs: tuple[SpecColumn, ...] | None = None
     for folder in folders:
         path = folder / run_folder.VERDICTS
@@ -183,8 +184,8 @@ def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
 
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
-    # Return the same rows as `_read_table_rows`, but from `scores`. Only the last three columns (success, safe, vsi)
-    # need conversion to the values in the table.
+    # Return the same rows as `_read_table_rows`, but from `scores`.
+    # Only the last three columns (success, safe, vsi) need conversion to the values in the table.
     columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:-3])
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
@@ -192,7 +193,7 @@ def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
 
 def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
     runs = [run for origin in origins for run in origin.identify_policies()]
-    # For each run: a mapping name -> new name of the policies whose name another policy has, too.
+    # For each run: name -> new name, for the policies that share their name with another policy.
     renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
     shared_names = [name for new_names in renamings for name in new_names]
     if shared_names:
@@ -209,7 +210,7 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
-    # All parts have the same rules. They only differ in their invalid and lost episodes, which are added up.
+    # All folders have the same rules. Join their lists of invalid episodes, and add up their lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
     all_lost = LostEpisodes(
         episodes=sum(part.episodes for part in lost),

@@ -48,8 +48,8 @@ def judge(
     survey: Survey | None = None,
 ) -> Judged:
     """Judge every episode of run folders and archives. If `skip_invalid`, omit invalid and lost episodes, and count
-    them. If `mixes_starts`, accept benchmark suites together with suites whose starts a search chose. The caller must
-    not combine the two kinds in one rate. `elsewhere`, if given, judges the row groups of Parquet archives in other
+    them. If `mixes_starts`, accept benchmark suites together with suites whose start states a search chose; the caller
+    must not combine both kinds in one rate. `elsewhere`, if given, judges the row groups of Parquet archives in other
     processes, with the same results. `survey`, if given, collects the parts of the records that the report needs.
 
     Raises:
@@ -93,7 +93,7 @@ def judge(
 
 
 def require_unmixed(suites: Collection[str]) -> None:
-    """Raise `RunError` if some but not all of the suites have starts that a search chose."""
+    """Raise `RunError` if some but not all of the suites have start states that a search chose."""
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts chosen by a search, but other sources hold starts of a benchmark"
@@ -101,7 +101,7 @@ def require_unmixed(suites: Collection[str]) -> None:
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
-    # Yield a sentence for each run that other rules judged originally. It compares the original and the new Safety.
+    # For each run that other rules judged before, yield a sentence that compares the previous with the new Safety.
     for source, indices in records.by_source():
         if describe_maker(source.path, ruleset):  # skip the slow summary if there is no remark
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
@@ -312,7 +312,7 @@ def load_policy_results(
     policy that no source has.
     """
     results: list[PolicyResults] = []
-    recorded_names: list[str] = []  # name in the records, for each of `results`
+    recorded_names: list[str] = []  # the policy's name in the records, for each of `results`
     for path, source in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # this call does not rename policies
         codes = tuple(recorded_code(source.description)) if source.description else ()
@@ -360,7 +360,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Split the results by policy. Include what is recorded about the starts of each policy's episodes."""
+    """Split the results by policy. Include the recorded facts on the start states of each policy's episodes."""
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

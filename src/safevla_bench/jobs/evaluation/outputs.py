@@ -41,7 +41,7 @@ from safevla_bench.sources.runs.sources import open_sources
 def _arrow_type(annotation: msgspec.inspect.Type) -> pa.DataType:
     # Return the Arrow type of the column for a field of `EpisodeScore` with this annotation.
     match annotation:
-        case msgspec.inspect.UnionType(types=types):  # a type or None
+        case msgspec.inspect.UnionType(types=types):  # the type of a field that may be None
             return next(_arrow_type(member) for member in types if not isinstance(member, msgspec.inspect.NoneType))
         case msgspec.inspect.StructType(fields=fields):
             return pa.struct([(field.name, _arrow_type(field.type)) for field in fields])
@@ -156,8 +156,8 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
     table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
-    # Insert the rows into the document's empty list of episodes. Only `json_parts` then refers to the joined text, so
-    # `json_parts.pop` below frees the text once it is formatted.
+    # Insert the rows into the document's empty list of episodes.
+    # Only `json_parts` then refers to the joined text, so `json_parts.pop` below frees the text once it is formatted.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -251,8 +251,8 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
-    # Return the description of the results' origin for a report page. Leave out the skipped and lost episodes, which
-    # the page shows elsewhere.
+    # Return the description of the results' origin for a report page.
+    # Leave out the skipped and lost episodes, which the page shows elsewhere.
     policy_marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},

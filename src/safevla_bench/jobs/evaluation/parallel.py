@@ -119,8 +119,8 @@ class ParallelJudge:
     def _read_and_judge(
         self, ruleset: Ruleset, judgements: list[Judgement], source: RecordSource, survey: Survey | None = None
     ) -> Iterator[Batch | RecordError]:
-        # Judge the source and append the judgements of its batches to `judgements`. Yield, as `source.read` does, the
-        # batches without repeated episodes, and an error for each damaged record.
+        # Judge the source and append the judgements of its batches to `judgements`.
+        # Yield the same as `source.read`: the batches without repeated episodes, and an error for each damaged record.
         file_of_episode: dict[EpisodeKey, str] = {}
         parts = list(_list_parts(source))
         if not any(part.rows for part in parts):  # no file has rows, and `source.read` yields the reasons
@@ -190,8 +190,9 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
 
 
 def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function: Any, items: Iterable[Any]) -> Any:
-    # Yield the function's result for each item, in order. `submit` starts a call and returns a function that waits for
-    # its result. Submit at most two items per process in advance.
+    # Yield the function's result for each item, in order.
+    # `submit` starts a call and returns a function that waits for its result.
+    # Submit at most two items per process in advance.
     pending: deque[Callable[[], Any]] = deque()
     for item in items:
         pending.append(submit(function, item))

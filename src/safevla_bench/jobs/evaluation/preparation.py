@@ -111,8 +111,8 @@ def require_counts(**counts: int | None) -> None:
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
     """Return the policy with the user's arguments and those that the policy's server requests. An unreachable server
-    adds none: it may start later, or only workers on other machines may reach it. Raises `ServerUnreachableError` if
-    the workers are on this machine and the run has no other policy.
+    adds no arguments, because it may start later, or only workers on other machines may reach it. Raises
+    `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
     """
     user_arguments = request.client_options(policy)
     server_arguments = policy.asked or {}
@@ -307,7 +307,7 @@ def _describe_policy(requested: RequestedPolicy, policy: Policy, is_filter_privi
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules to judge running episodes: the request's own, else registered or default ones with host tags."""
+    """Return the rules for running episodes: the request's rules, else registered or default rules with host tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration

@@ -100,7 +100,7 @@ class Request:
     registration: Registration | None = None
     """The registration, which is stored in run.json. Tables say whether the run agrees with its registration."""
     found: Path | None = None
-    """If the run uses starts that a search found: the file with these starts. `suites` then has the benchmark suite."""
+    """The file of found start states, if the run uses such states. `suites` then has the benchmark suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts that differ between equal runs, such as the command and the time; run.json stores them under `volatile`."""
     named_by: Path | None = None
@@ -109,7 +109,7 @@ class Request:
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
-        """The policies. Each policy has the shared `arguments` in addition to its own, which take precedence."""
+        """The policies. Each policy also has the shared `arguments`, but the policy's own arguments take precedence."""
         requested = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in requested)
 
@@ -133,14 +133,14 @@ class Request:
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
-        """Return the arguments for making a policy. If the policy is a paper entry, they include the servers."""
+        """Return the arguments for making a policy. For a paper entry, the arguments include the servers."""
         if not (self.servers and policy.is_entry):
             return dict(policy.arguments)
         return {entries.SERVER: " ".join(self.servers), **policy.arguments}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request that run.json stores. Its only volatile facts are the servers. Raises `RunError`."""
+        """Return the request in run.json. Of the volatile facts, it has only the servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -256,10 +256,10 @@ class ExecutionOptions:
     stop_after_s: float | None = None
     """Time [s] after which no episode starts. Running episodes continue. If episodes are left, raise `TimeUpError`."""
     other_code: bool = False
-    """True permits code that differs from that of the run so far or, on Ray actors, of this process."""
+    """True permits code that differs from the run's earlier code or, on Ray actors, from the code of this process."""
 
 
-DEFAULT_EXECUTION = ExecutionOptions()  # one process, no resuming
+DEFAULT_EXECUTION = ExecutionOptions()  # one process, a new run
 
 
 ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options set by the paper's entries
@@ -311,7 +311,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return a sentence for each unknown fact about the requested paper entries. Raises `PolicyError` (no entry)."""
+    """Return a sentence for each unknown fact about the paper's entries. Raises `PolicyError` for an unknown entry."""
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 

@@ -75,7 +75,7 @@ class JudgedEpisode:
 
     @cached_property
     def score(self) -> EpisodeScore:
-        """The verdict."""
+        """The verdict on this episode."""
         return self.evaluation.scores.episode(self.index)
 
     @cached_property
@@ -137,7 +137,7 @@ class Evaluation(Sequence[JudgedEpisode]):
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
         """Return the episode that `key` selects: an index (-1 is the last), an id, or the end of an id. For a slice,
-        return a tuple. Raises `IndexError` for an unknown index, and `RunError` if a text fits no or several episodes.
+        return a tuple. Raises `IndexError` for an unknown index, and `RunError` unless a text fits one episode.
         """
         if isinstance(key, str):
             return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
@@ -165,7 +165,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode with the worst violation; if all are safe, the nearest to a limit. Raises `RunError`."""
+        """Return the episode with the worst violation or, if all are safe, the least margin. Raises `RunError`."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` has the reason for each crash.")

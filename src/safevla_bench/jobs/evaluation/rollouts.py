@@ -93,8 +93,8 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
 def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
-    # Run the episodes that the folder lacks, write them, and mark the run as complete. Errors show `remedy`. A stopping
-    # rule (`tally`) may end the run early; the episodes of later rounds are then dropped.
+    # Run the episodes that the folder lacks, write them, and mark the run as complete. Errors show `remedy`.
+    # A stopping rule (`tally`) may end the run early; the episodes of later rounds are then dropped.
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
     index_by_id = {planned.episode_id: index for index, planned in enumerate(prepared.episodes)}
     if writer.complete:
@@ -205,12 +205,12 @@ def _stop_at_equal_failures(
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
 
 
-# Policies without randomness, for which equal episodes from equal starts are normal.
+# Policies without randomness, for which equal episodes from one initial state are normal.
 _DETERMINISTIC = ("noop", "scripted", "replay")
 
 
 def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
-    """Yield all episodes. Warn once for each policy that takes the same actions from one start with different seeds."""
+    """Yield all episodes. Warn once per policy that takes the same actions from one initial state with two seeds."""
     first_by_start: dict[tuple[object, ...], tuple[int, bytes]] = {}  # start -> (policy seed, digest of actions)
     warned: set[str] = set()
     for episode in finished_episodes:
@@ -235,7 +235,7 @@ _FIRST_EPISODES = 10  # a working policy is expected to succeed at least once in
 def _warn_of_failed_beginning(
     finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun_policies: Collection[str]
 ) -> Iterator[EpisodeOutcome]:
-    """Yield all episodes. Warn if a policy with cameras fails in all its first episodes. Ignore `begun_policies`."""
+    """Yield all episodes. Warn if a policy with cameras fails in all its first episodes. Skip `begun_policies`."""
     policy_rows = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
     failures = {row["policy"]: 0 for row in policy_rows if row["cameras"] and row["policy"] not in begun_policies}
     for episode in finished_episodes:
@@ -345,7 +345,7 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    # Return a row for each task and horizon. All policies have the same starts, so list only the starts of `policy`.
+    # Return a row for each task and horizon. All policies have the same initial states, so list only those of `policy`.
     starts_by_task: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

@@ -124,7 +124,7 @@ class RoundTally:
     """The finished episodes of a run by round, and the decision on the rule's condition so far."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Make a tally without episodes. Rounds count from 0. All episodes from one start are in the same round."""
+        """Make a tally without episodes. Rounds count from 0. All episodes from one initial state share a round."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
@@ -173,15 +173,15 @@ class RoundTally:
         assert gate is not None
         start_count = sum(len(starts) for rounds in self._planned_ids.values() for starts in rounds)
         repeats_starts = start_count < len(self._planned)
-        # A start's value is 0 or 1, except if the metric is graded or a start has several episodes (then a mean).
+        # A start state's value is 0 or 1, or a mean if the metric is graded or start states have several episodes.
         judge = self._judge_mean if gate.metric == VSI.key or repeats_starts else self._judge_rate
         return [judge(policy, gate, level) for policy in self._policies]
 
     def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        # Test whether the policy's share of starts with the value 1 is above or below the limit.
+        # Test whether the policy's share of start states with the value 1 is above or below the limit.
         least_means, greatest_means = self._bound_means(policy)
         shares = _cumulative_shares(map(len, self._planned_ids[policy]))
-        # Every value is 0 or 1, and each start counts as one step of the sequential test.
+        # Every value is 0 or 1, and each start state counts as one step of the sequential test.
         steps = [[1] * len(starts) for starts in least_means]
         least_sums = [int(sum(starts.values())) for starts in least_means]
         greatest_sums = [int(sum(starts.values())) for starts in greatest_means]
@@ -191,7 +191,7 @@ class RoundTally:
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        # Decide if all means between the lowest and the highest end of the two intervals are on one side of the limit.
+        # Decide if both intervals, and all means between them, are on one side of the limit.
         least_means, greatest_means = self._bound_means(policy)
         least_values = [mean for starts in least_means for mean in starts.values()]
         greatest_values = [mean for starts in greatest_means for mean in starts.values()]
@@ -207,8 +207,8 @@ class RoundTally:
         return RuleVerdict(policy, verdict, n, unknown, ci=(low, high))
 
     def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
-        # Test whether the first policy wins more than half of the starts at which the two policies differ, weighted by
-        # the differences.
+        # Test whether the first policy wins more than half of the start states at which the two policies differ.
+        # The start states are weighted by the differences.
         round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
         shares = _cumulative_shares(len(starts.keys() & other_starts.keys()) for starts, other_starts in round_pairs)
         complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
@@ -235,8 +235,8 @@ class RoundTally:
         return count
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
-        # Return two lists of mappings from a start to the start's mean value, with one mapping per complete round. In
-        # the first list, unknown values are set to 0; in the second list, to 1.
+        # Return two lists with one mapping per complete round: start state -> mean value of its episodes.
+        # Unknown values are set to 0 in the first list, and to 1 in the second list.
         def mean(ids: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
@@ -267,7 +267,7 @@ def _cumulative_shares(counts: Iterable[int]) -> list[float]:
 def _subtract_means(
     first_rounds: Sequence[Mapping[_Start, float]], second_rounds: Sequence[Mapping[_Start, float]], scale: int
 ) -> list[list[int]]:
-    # Return the differences between the two policies' means, times `scale`, per round and start that both have.
+    # Per round, return the difference of the two policies' means, times `scale`, at each start state that both have.
     return [
         [round(scale * (first[start] - second[start])) for start in first if start in second]
         for first, second in zip(first_rounds, second_rounds, strict=True)
@@ -275,8 +275,8 @@ def _subtract_means(
 
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
-    # Each start at which the policies differ is one step of the test. The step's size is the absolute difference. The
-    # step counts as a gain if the first policy is better.
+    # Each start state at which the policies differ is one step of the test. The step's size is the absolute difference.
+    # The step counts as a gain if the first policy is better.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
     return sequential_look(steps, gained, 0.5, shares, CONFIDENCE)

@@ -18,7 +18,7 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 
 class Survey:
-    """What the report needs from the records: the bodies in all violations, and the records of the worst episodes."""
+    """Data for the report from the records: the bodies in all violations, and the records of the worst episodes."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -41,13 +41,13 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies in violations of the next `episodes` episodes. Their numbers in `bodies` begin at 1."""
+        """Add the bodies in violations of the next `episodes` episodes. Episode numbers in `bodies` begin at 1."""
         self._bodies += [replace(body, number=body.number + self._episode_count) for body in bodies]
         self._episode_count += episodes
 
     def _keep_worst(self, batch: Batch, keys: np.ndarray) -> None:
-        # Keep the records of those episodes in the batch that are among the worst so far. `keys` [2, episodes] is the
-        # result of `severity_keys`, which sorts the worst episode first.
+        # Keep the records of the batch's episodes that are among the worst episodes so far.
+        # `keys` [2, episodes] is the result of `severity_keys`, which sorts the worst episode first.
         batch_indices = self._episode_count + np.arange(len(batch))
         indices = np.append(self._worst_indices, batch_indices)
         keys = np.concatenate([self._worst_keys, keys], axis=1)
@@ -55,13 +55,13 @@ class Survey:
         self._worst_indices, self._worst_keys = indices[columns], keys[:, columns]
         worst = set(self._worst_indices.tolist())
         self._kept += _select_kept([(batch_indices.tolist(), batch)], worst)
-        # Removing episodes copies records. So remove those no longer among the worst only when they become too many.
+        # Removing episodes copies records. So keep episodes that are no longer among the worst until they are too many.
         if sum(len(kept_indices) for kept_indices, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
             self._kept = list(_select_kept(self._kept, worst))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
         """Return a batch and the bodies in all violations. The batch has the records of the episodes that the page
-        draws, and only the headers of all other episodes. Empties the survey; reads the records again if incomplete.
+        draws, and only the headers of all other episodes. Empties the survey. If it is incomplete, reads all records.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:
@@ -84,7 +84,7 @@ _MOST_SPARE = 32  # maximum number of kept episodes that are no longer among the
 
 
 def _select_kept(kept: Iterable[tuple[list[int], Batch]], wanted: set[int]) -> Iterable[tuple[list[int], Batch]]:
-    # Yield those of the pairs (episode indices, records) that have episodes in `wanted`, without the other episodes.
+    # Yield the pairs (episode indices, records), limited to episodes in `wanted`. Omit pairs without such episodes.
     for indices, batch in kept:
         rows = [row for row, index in enumerate(indices) if index in wanted]
         if len(rows) == len(indices):

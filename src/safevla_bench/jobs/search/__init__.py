@@ -47,7 +47,7 @@ _RESUME_HINT = "run the search command again, with --resume"
 
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
-"""A start counts only if, at record 0, each object's shift from its placement [m] and speed [m/s] are within these."""
+"""Limits at record 0 for a valid trial: each object's shift from its placement [m], and each object's speed [m/s]."""
 # Absolute value of a margin that depends only on Boolean signals.
 _BOOLEAN_MARGIN = 1.0
 
@@ -230,7 +230,7 @@ def _require_active(objective: Objective, task: Task) -> None:
 
 
 def _read_wordings(suite_or_file: str, host: Host, task: Task) -> tuple[str, ...]:
-    # Return the distinct instructions: the task's own, then those of the suite or file.
+    # Return the distinct instructions: the task's own instruction, then the instructions in the suite or file.
     try:
         if suite_or_file in host.suites():
             others = [other.instruction for other in host.tasks(suite_or_file) if other.index == task.index]
@@ -274,8 +274,8 @@ def _run_trials(
     if observer:
         observer.started([trials.base for trials in all_trials for _ in range(plan.budget)])
     first_places = {trials.base.task.task_id: trials.first_place for trials in all_trials}
-    # Margins of the trials, by index: first of those in the folder. The loop below adds the margins of new trials, and
-    # the generators read them.
+    # Margins of the trials, by index. At first, the mapping only has the trials in the folder.
+    # The loop below adds the margins of the new trials, and the generators read these margins.
     margins = {index: plan.objective.margins(_read_record(writer, index)) for index in sorted(writer.episodes)}
     generations = (generation for trials in all_trials for generation in _list_generations(plan, trials, margins))
     with closing(rollouts.run_episodes(prepared, (), running, observer, generations)) as finished_episodes:
@@ -372,7 +372,7 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
 def _bound_rate(
     task_trials: _TaskTrials, counted_trials: Sequence[int], outcomes: Sequence[str], *, until_found: bool
 ) -> Interval | None:
-    """Return the confidence interval of the share of hits (violations of the objective). If the search ended at a hit,
+    """Return the confidence interval of the hit rate. A hit violates the objective. If the search ended at a hit,
     the interval is geometric and uses the index of the first hit. Otherwise, it is exact and uses the number of hits.
     Trials that crashed or succeeded without a verdict count as misses for the lower end and as hits for the upper end.
     """
@@ -391,7 +391,8 @@ def _bound_rate(
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
-    # `hits` are sorted by margin. The first trial of a group has the lowest margin, and the group's others are near it.
+    # `hits` are sorted by margin, so the first trial of a group has the group's lowest margin.
+    # All trials of the group are near this first trial.
     groups: list[list[int]] = []
     for trial in trials.hits:
         near_groups = [group for group in groups if _is_near(trials, trial, group[0])]
@@ -424,8 +425,8 @@ def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
 
 
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
-    # Return the distance to the nearest initial state of the benchmark; None without such states or placements. The
-    # distance between two initial states is the largest difference of any coordinate.
+    # Return the distance to the nearest initial state of the benchmark; None without such states or placements.
+    # The distance between two initial states is the largest difference of any coordinate.
     if not space.own or not placed:
         return None
     shifts_m = np.abs(np.array(space.own) - np.array([value for _, value in placed]))

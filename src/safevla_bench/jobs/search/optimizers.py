@@ -32,8 +32,8 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # The wording and the policy seed are coordinates, too. Each ranges from 0 to its number of choices, or has the
-        # width 0 if it has only one choice.
+        # The wording and the policy seed are coordinates, too.
+        # Each ranges from 0 to its number of choices, or has the width 0 if it has only one choice.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
         self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
@@ -131,15 +131,16 @@ class DirectedPoints:
         self._drawn_points.append(points)
         self._drawn_margins.append(finite_margins)
         if len(self._drawn_points) == _RANDOM_GENERATIONS:
-            # All random points are drawn. Sort the clauses by their smallest margin, and omit those with equal margins.
+            # All random points are drawn. Sort the clauses by their smallest margin.
+            # Omit each clause that has the same margin at all points.
             drawn_margins = np.concatenate(self._drawn_margins)
             nearest_first = np.argsort(drawn_margins.min(axis=0), kind="stable").tolist()
             self._clauses_left = [clause for clause in nearest_first if np.ptp(drawn_margins[:, clause]) > 0]
             self._start_descent()
 
     def _start_descent(self) -> None:
-        # Begin to minimize the first clause that is left, at its best random point. If no clause is left, end the
-        # descents, so that `ask` draws random points.
+        # Begin to minimize the first clause that is left, at its best random point.
+        # If no clause is left, end the descents, so that `ask` draws random points.
         if not self._clauses_left:
             self._descent = None
             return
@@ -147,7 +148,7 @@ class DirectedPoints:
         options = {
             "bounds": [0, 1],
             "popsize": GENERATION,
-            "seed": np.nan,  # NaN: do not seed NumPy's global generator
+            "seed": np.nan,  # NaN keeps `cma` from seeding NumPy's global generator
             "randn": lambda *shape: self._rng.standard_normal(shape),
             **_CMA_OPTIONS,
         }

@@ -23,7 +23,7 @@ ASSETS, AUDIT = "assets", "audit"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What an audit replays: `count` episodes per policy, drawn by `seed`, a random number chosen after the run."""
+    """The replays of an audit: `count` episodes per policy, drawn by `seed`, a random number chosen after the run."""
 
     count: int
     seed: int
@@ -103,8 +103,9 @@ def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
 def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
-    # Yield for each policy: its name, the result of its audit, and one finding per replay (a single one if records are
-    # damaged). The archive's digest and the plan's seed determine the draw.
+    # Yield for each policy: its name, the result of its audit, and a list with the result of each replay.
+    # If records are damaged, the list has a single open check.
+    # The archive's digest and the plan's seed determine the draw.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
@@ -121,7 +122,7 @@ def _audit_policies(
 
 
 def _list_details(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    # Return the details of the findings with this verdict, each after the id of its episode. A replay's check is named
-    # "replay EPISODE"; the names of other checks have no episode.
+    # Return the details of the results with this verdict, each after the id of its episode.
+    # A replay's check is named "replay EPISODE"; the names of other checks have no episode.
     pairs = [(finding.check.partition(" ")[2], finding) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {finding.said}" if episode else finding.said for episode, finding in pairs)

@@ -1,7 +1,7 @@
-"""The checks of a run folder's files, and the classes for findings.
+"""The checks of a run folder's files, and the classes for their results.
 
-The checks cover digests, the agreement of the table of episodes with the archive, and the outputs of the judgement. The
-outputs are computed again and compared byte for byte.
+The checks compare digests, compare the table of episodes with the archive, and judge the archive again to compare the
+new outputs with the files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The findings of all checks, in the order of the checks."""
+    """The results of all checks, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
@@ -70,7 +70,7 @@ class Verification:
 
     @property
     def can_be_rescored(self) -> bool:
-        """Whether only files differ that the judgement writes, so that judging the run again corrects them."""
+        """True if files differ, but only files that the judgement writes; judging the run again corrects them."""
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
             has_changed_digest = finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES)
@@ -84,23 +84,23 @@ class Verification:
 
     @property
     def is_by_other_rules(self) -> bool:
-        """Whether nothing differs, but the scores could not be checked because other rules judged the run."""
+        """True if nothing differs, but the scores could not be checked because other rules judged the run."""
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
         return self.agrees and folder.SCORES in open_checks
 
 
 def agreement(check: str, detail: str) -> Finding:
-    """Return a finding: the check passed."""
+    """Return the result of a check that passed."""
     return Finding(check, "agrees", detail)
 
 
 def mismatch(check: str, detail: str) -> Finding:
-    """Return a finding: the check found a difference."""
+    """Return the result of a check that found a difference."""
     return Finding(check, "differs", detail)
 
 
 def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
-    """Return a finding: the check is open, since it could not be made. `detail` is the reason."""
+    """Return the result of an open check, which could not be made. `detail` is the reason."""
     return Finding(check, "unchecked", detail, wanted)
 
 
@@ -114,7 +114,7 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 
 def check_files(run: Path) -> list[Finding]:
-    """Compare the parts of the archive and other files with the manifest's digests, and return the findings."""
+    """Compare the parts of the archive and other files with the manifest's digests, and return the results."""
     archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
@@ -136,8 +136,7 @@ _KNOWN_FILES |= {FOUND, parts.RAW}
 
 
 def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
-    # Yield findings on pictures without a digest and on files with unknown names. `digested` has the files with
-    # digests.
+    # Yield open checks for pictures without a digest and for files with unknown names. `digested`: files with digests.
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     missing = [name for name in pictures if name not in digested]
     if missing:
@@ -177,7 +176,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 
 
 def check_code(run: Path) -> Iterator[Finding]:
-    """Yield a finding: whether run.json, the episodes and this installation have the same version of the code."""
+    """Check whether run.json, the episodes and this installation have the same code version; yield the result."""
     try:
         episode_codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # `check_episodes` reports the damage
@@ -198,7 +197,7 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Yield findings on episodes whose suite has an official name: whether they ran the official tasks."""
+    """Check whether the episodes of suites with official names ran the official tasks; yield the results."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -231,7 +230,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
-    """Compare the plan, the table of episodes and the archive. Returns all differences, or one finding of agreement."""
+    """Compare the plan, the table of episodes and the archive. Return a mismatch per difference, or one agreement."""
     has_table = (run / folder.EPISODES).exists()
     if not has_table and not parts.has_raw(run):
         return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
@@ -325,8 +324,8 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare the library, registry and version with those that judged the run. If library and registry agree, judge
     the run again and compare its score files with the new judgement.
 
-    The check is open if the run has no scores, or if the rules that judged it are missing, or have a different name or
-    options. Without `ruleset`, it is also open if the run stores rules that judged it and differ from the default. A
+    The check is open if the run has no scores, or if its rules are unavailable or have another name or other options
+    than `ruleset`. Without `ruleset`, the check is also open if non-default rules in the run folder judged the run. A
     damaged scores.json is a mismatch. If another version wrote the files, only a different archive is a mismatch.
     """
     if (run / folder.SCORES).exists():
@@ -340,7 +339,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
 
 
 def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
-    # Return the findings of `check_scores` for a run that has scores.
+    # Return the results of `check_scores` for a run that has scores.
     try:
         scores_file = ScoresFile.read(run)
     except RunError as error:
@@ -362,7 +361,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     else:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        # If another version wrote the files, their differences are no mismatch: the check is open.
+        # If another version wrote the files, differences are expected, so these checks are open.
         for index, finding in enumerate(findings):
             if finding.verdict == "differs" and finding.check != SOURCE:
                 findings[index] = replace(finding, verdict="unchecked")
@@ -517,7 +516,7 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
     return f"{field}: the file has {excerpts}"
 
 
-# Tuples: what must be the same (for messages), a function that yields the differences, the maximum size in bytes
+# File -> noun for the compared contents (in messages), function that yields their differences, maximum size in bytes.
 _REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
     folder.SCORES: ("bytes", _json_differences, folder.MAX_SCORES_BYTES),
     folder.SCORES_TABLE: ("rows", _row_differences, folder.MAX_SCORES_BYTES),

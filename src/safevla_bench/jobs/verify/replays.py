@@ -79,7 +79,7 @@ class Deviation:
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference between a record's value and the `source`'s, at `place`. `ABSENT` means no value."""
+        """Return the difference of two values at `place`: in a record, and in the `source`. `ABSENT` means no value."""
         both_values = f"the record has {files.format_value(recorded)}, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {both_values}")
 
@@ -99,8 +99,8 @@ def compare_records(
 ) -> tuple[list[Deviation], list[str]]:
     """Return the first difference in each channel and header field, earliest first, and the names of uncompared parts.
 
-    Numbers must be equal bit for bit. A channel that only the replay has is a difference. The exceptions are channels
-    that older records lack (`UNJUDGED` channels and net impulses) and, if `lenient`, all channels; these are not
+    Numbers must be equal bit for bit. A channel that only the replay has is a difference, with two exceptions: channels
+    that older records lack (`UNJUDGED` channels and net impulses), and any channel if `lenient` is true. These are not
     compared. `from_state`: the replay began at a recorded state. The comparison is then lenient, allows differences up
     to `_STATE_TOLERANCE`, and ignores values of record 0 that depend on the previous step.
     """
@@ -114,8 +114,9 @@ def compare_records(
     lines = [encode_json(batch) for batch in (recorded, replayed)]  # an episode as a JSON object: header and steps
     recorded_steps, replayed_steps = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     recorded_header, replayed_header = map(json.loads, lines)
-    # Do not compare the geometry in two cases. Record 0 has the links' poses from before the simulator's last step,
-    # which a simulator state does not contain. And a user's script may draw fixture poses without recording them.
+    # Do not compare the geometry in two cases. First, a replay may begin at a simulator state.
+    # Record 0 has link poses from before the simulator's last step, and a simulator state does not contain these poses.
+    # Second, a user's script may draw fixture poses without recording them.
     if from_state or (lenient and FIXTURES not in recorded_header):
         if GEOMETRY in recorded_header:
             uncompared.append(GEOMETRY)
@@ -142,7 +143,7 @@ def compare_records(
 def _find_header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Deviation]:
-    # Do not compare fields that older records lack, or fixtures that only the record or only the replay has.
+    # Do not compare fields that older records lack. Compare fixtures only if both records have them.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
     else:
@@ -216,7 +217,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
 
 @dataclass(frozen=True)
 class ReplaySetting:
-    """What all replays of a run share: the host, its tasks and versions, and how the run's episodes begin."""
+    """Data that all replays of a run share: the host, its tasks and versions, and how the run's episodes begin."""
 
     host: Host
     tasks: Mapping[tuple[str, str], Task]
@@ -296,7 +297,7 @@ class ReplaySetting:
         if not planned and self.needs_planned_start(header):
             starts = [start for start in starts if not (start.recorded or start.placed or start.drawn)]
             if not starts or marks.start_marks(episode)[0]:
-                raise RunError("the episode did not begin at a start of the suite, or its record names no start")
+                raise RunError("the episode did not begin at an initial state of the suite, or its record names none")
         if not starts:
             raise RunError("the record has neither seed and initial state nor the positions of its fixtures")
         return task, planned, starts
@@ -305,8 +306,8 @@ class ReplaySetting:
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[files.Finding]:
-    """Replay the recorded episodes at these indices in their host, and return a finding for each. If no episode can be
-    replayed here, return one open finding with the reason. Raises `RunError` if the archive changes during the replays.
+    """Replay the recorded episodes at these indices in their host, and return a result for each. If no episode can be
+    replayed here, return one open check with the reason. Raises `RunError` if the archive changes during the replays.
     """
     try:
         setting = ReplaySetting.read(run, is_audit=is_audit)
@@ -340,7 +341,7 @@ class RunFields(msgspec.Struct):
 
 
 def _resolve_suite(suite: str) -> str:
-    """Return the official suite that a name or path denotes, so that no file replaces it. Otherwise, return `suite`."""
+    """Return the official suite with this name or file name, which no file may replace; `suite` if there is none."""
     for path in (Path(suite), Path(suite).parent):
         official_name = find_official_name(path.name)
         if official_name:
@@ -355,8 +356,8 @@ def complete_protocol(protocol: object) -> object:
     if protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}}
     wait_steps = protocol.get("wait_steps")
-    # The run.json of a user's script lists the distinct numbers of waiting steps in its episodes. If the list has only
-    # one number, this number applies to all episodes.
+    # The run.json of a user's script lists the distinct numbers of waiting steps in its episodes.
+    # If the list has only one number, this number applies to all episodes.
     steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
     return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 
@@ -373,7 +374,7 @@ def draw_key(header: Header, salt: str = "") -> bytes:
 
 
 def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
-    # Replay the episode from each possible start until a replay agrees, and return the last finding.
+    # Replay the episode from each possible start until a replay agrees, and return the last result.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     try:
         task, planned, starts = setting.find_starts(episode)
@@ -404,8 +405,8 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
-    # Return the finding on a replay, the result of `replay_actions` from `start`. Differences are a mismatch, but the
-    # check is open if the start is a recorded state, which is incomplete, or if the loop's control step was different.
+    # Return the result of the check of a replay, which `replay_actions` made from `start`. Differences are a mismatch.
+    # The check is open if the start is a recorded state, which is incomplete, or if the loop's control step differed.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
     from_state = start.recorded is not None and start.recorded.state is not None
@@ -453,9 +454,9 @@ _DT_TOLERANCE = 1e-3  # relative tolerance of control steps
 
 
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
-    # If a user's loop had a different control step than the host, the host cannot repeat the episode. Return a sentence
-    # that says so; else "". Trust the header's control step only if the times in the record's states confirm the step,
-    # because a header may be forged.
+    # If a user's loop had a different control step than the host, the host cannot repeat the episode.
+    # In this case, return a sentence that says this; else "".
+    # A header may be forged, so trust its control step only if the times in the record's states confirm the step.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
     states = episode.sim_state.episode_rows(0)
     has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=_DT_TOLERANCE).all()
@@ -465,8 +466,8 @@ def _find_step_cause(episode: Batch, replayed: Batch) -> str:
 
 
 def _describe_states_set(episode: Batch) -> str:
-    # If a user's loop set several simulator states after one reset, return a sentence that says so; else "". Only the
-    # record's header gives this number.
+    # If a user's loop set several simulator states after one reset, return a sentence that says so; else "".
+    # Only the record's header gives this number.
     states = marks.read_count(marks.host_header(episode.extra[0]), STATES_SET)
     if states is None or states <= 1:
         return ""
@@ -525,7 +526,7 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
         return
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
-        if wait_steps is None:  # the record does not give this number
+        if wait_steps is None:  # the record does not give the number of waiting steps
             wait_steps = start.suite_wait_steps(marks.base_suite(header.benchmark))
         yield EpisodeSeed(
             init_state_index=index or 0,
