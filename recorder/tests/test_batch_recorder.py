@@ -148,7 +148,7 @@ def test_an_episode_with_a_number_that_no_record_may_have_is_refused_alone(wrong
 
 def test_worlds_in_no_episode_are_left_out():
     recorder = BatchRecorder(scene(), PAIRS, num_envs=WORLDS)
-    with pytest.raises(HostError, match="world has begun"):
+    with pytest.raises(HostError, match="no episode has begun"):
         recorder.substep(forces())
     recorder.begin(forces(), poses=poses(), env_ids=[0, 2])
     recorder.substep(forces(1.0))
@@ -159,7 +159,7 @@ def test_after_a_refused_substep_every_world_begins_again():
     recorder = start_recorder()
     with pytest.raises(HostError, match=r"\[3, 4\]\n.*\[3, 10\]"):
         recorder.substep(np.zeros((WORLDS, 4)))
-    with pytest.raises(HostError, match="world has begun"):
+    with pytest.raises(HostError, match="no episode has begun"):
         step(recorder)
     assert recorder.end() == []
     recorder.begin(forces(), poses=poses())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from safevla_recorder import EpisodeRecorder, RunWriter, SceneMap
-from safevla_recorder.errors import FileError, RecordError, RunError
+from safevla_recorder.errors import FileError, HostError, RecordError, RunError
 
 SCENE = SceneMap({"box": "box", "top": "table"}, {"box": "target", "table": "furniture"}, substep_s=0.05)
 COMMON = {"benchmark": "my-lab", "task_id": "push", "dt": 0.1, "target_object": "box"}
@@ -365,3 +365,28 @@ def test_a_folder_of_another_protocol_is_not_continued(tmp_path):
     (tmp_path / "run" / "run.json").write_text(json.dumps(old))
     with pytest.raises(RunError, match="protocol 'ours'"):
         writer(tmp_path)
+
+
+def test_an_episode_is_written_once_and_nothing_after_the_folder_is_closed(tmp_path):
+    """A forgotten `begin` once made two episodes of one, or one of two."""
+    same = recorder()
+    with writer(tmp_path) as run:
+        with pytest.raises(RecordError):
+            run.write(same, success=True, unknown=1)
+        run.write(same, success=True)
+        with pytest.raises(HostError, match="already written"):
+            run.write(same, success=True)
+        same.begin([("box", "top", 1.0)], poses={"box": ((0, 0, 0), None)}, torques_nm=[1.0])
+        run.write(same, success=True)
+    assert len(rows(tmp_path)) == 2
+    for write in (lambda: run.write(recorder(), success=True), lambda: run.write_crash("lost")):
+        with pytest.raises(RunError, match="is closed"):
+            write()
+    assert len(rows(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("init_state_index", -1), ("seed", 2**63)])
+def test_an_integer_that_no_record_can_hold_is_refused_with_its_field(tmp_path, field, value):
+    with writer(tmp_path) as run, pytest.raises(RecordError, match=field) as caught:
+        run.write(recorder(), success=True, **{field: value})
+    assert "overlapping" not in caught.value.remedy

@@ -166,6 +166,7 @@ BROKEN = {
     ),
     "a version that is not read": ({"schema_version": 2}, (None, "schema_version", "version 2")),
     "an integer of more than 64 bits": ({"seed": 2**63}, (None, "seed", "does not fit into 64 bits")),
+    "a negative index of an initial state": ({"init_state_index": -1}, (None, "init_state_index", "is negative")),
     "a body without a name": (
         {"roles": {**ROLES, "": "furniture"}, "target_object": None},
         (None, "body_roles", "a body has no name"),

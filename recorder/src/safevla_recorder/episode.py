@@ -206,23 +206,33 @@ def _warn_of_cost(kind: str) -> None:
     _log.warning("costs of type %s are not recorded, since they cannot be read as single numbers", kind)
 
 
+def find_invalid_integer(name: str, value: object) -> str:
+    """Return what is wrong with the value of the header field `name`, one of `INTEGERS`; "" if nothing is."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "the integer does not fit into 64 bits"
+    if isinstance(value, int) and name == "init_state_index" and value < 0:
+        return "the index of an initial state is negative"
+    return ""
+
+
 def check_recorded_numbers(recording: EpisodeArrays) -> None:
     """Raise `RecordError`, which names episode and field, for the first invalid number: not finite, larger than 1e100,
-    a quaternion of zeros, a negative force or impulse, or a header integer over 64 bits. NaN is valid for an impulse
+    a quaternion of zeros, a negative force or impulse, or an invalid integer of the header. NaN is valid for an impulse
     that was not recorded.
     """
     for problem, field_name in _find_invalid_numbers(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
         remedy = "The episode is lost; look for overlapping bodies or extreme actions."
+        if field_name in INTEGERS:
+            remedy = "The episode is lost; pass a valid integer, or leave the field out."
         raise RecordError(problem, remedy=remedy, place=place)
 
 
 def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
     # Yield each problem with the name of its field.
     for name in INTEGERS:
-        value = recording.header.get(name)
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            yield "the integer does not fit into 64 bits", name
+        if problem := find_invalid_integer(name, recording.header.get(name)):
+            yield problem, name
     for spec in channels.NUMERIC:
         values = recording.channel(spec.name)
         if values is not None and not np.isfinite(values).all():

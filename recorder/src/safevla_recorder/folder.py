@@ -22,6 +22,7 @@ from itertools import chain, count
 from multiprocessing.process import parent_process
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 from safevla_recorder import episode, errors
 from safevla_recorder.attachment import LoopRules, RecordableEnv, TaskLabel, package_versions
@@ -495,6 +496,9 @@ class RunWriter:
         require_policy_name(policy)
         self.path, self._policy = Path(out).absolute(), policy
         self._privileged, self._header = privileged, header
+        self._is_closed = False
+        # The number of episodes that each recorder had begun when its last episode was written.
+        self._written: WeakKeyDictionary[WritableEpisode, int] = WeakKeyDictionary()
         self._versions = package_versions(("numpy", *packages))
         self._folder = RunFolder(self.path, describe_process())
         _make_folder(self.path)
@@ -517,6 +521,7 @@ class RunWriter:
 
     def close(self, *, complete: bool = True) -> None:
         """Write run.json and unlock the folder; if it has no episodes, remove it."""
+        self._is_closed = True
         try:
             self._folder.close_block(complete=complete)
         finally:
@@ -547,13 +552,20 @@ class RunWriter:
                 episodes of a task are numbered. If `outcome` is missing, it follows from `success`.
 
         Raises:
-            HostError: no episode has begun.
+            HostError: no episode has begun since the recorder's last episode was written.
             RecordError: a field is missing or unknown, has a wrong type or contradicts another, or a number is invalid.
-            RunError: the folder already has an episode with this id.
+            RunError: the folder already has an episode with this id, or is closed.
             FileError: the episode cannot be written.
         """
         with self._folder.take_turn():  # until the row is written, no other thread may get the same number
-            return self._write_record(recorder, reason, costs, header)
+            begun = getattr(recorder, "begun", None)  # a user's own class may lack this attribute
+            if begun is not None and self._written.get(recorder) == begun:
+                remedy = "Call `begin` at the start of each episode, and `write` once at its end."
+                raise errors.HostError("this episode of the recorder was already written", remedy=remedy)
+            episode_id = self._write_record(recorder, reason, costs, header)
+            if begun is not None:
+                self._written[recorder] = begun
+            return episode_id
 
     def _write_record(
         self,
@@ -608,6 +620,9 @@ class RunWriter:
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
         # Return the header's fields, with defaults, and the episode's number. A missing field or a used id is an error.
+        if self._is_closed:
+            remedy = "Write before `close`, inside the `with` block. A new RunWriter adds episodes to the folder."
+            raise errors.RunError("the run folder is closed", remedy=remedy, place=errors.Place(file=str(self.path)))
         values = {name: _convert_field(name, value) for name, value in {**self._header, **header}.items()}
         fields = {name: value for name, value in values.items() if value is not None or name == "target_object"}
         missing = [name for name in required if name not in fields]
@@ -650,6 +665,8 @@ def _convert_field(name: str, value: object) -> Any:
     if type(plain) is not field_type or plain == "" or (name == "dt" and not plain > 0):  # type: ignore[operator]
         remedy = f"Give a value of type {field_type.__name__}; dt must be > 0."
         raise _field_error(name, f"the value is {plain!r}", remedy)
+    if name in episode.INTEGERS and (problem := episode.find_invalid_integer(name, plain)):
+        raise _field_error(name, problem, "Pass a valid integer, or leave the field out.")
     return plain
 
 

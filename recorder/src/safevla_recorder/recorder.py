@@ -104,6 +104,8 @@ class EpisodeLog(ABC):
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
+        self.begun = 0
+        """Number of episodes that have begun."""
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
@@ -114,6 +116,7 @@ class EpisodeLog(ABC):
         At the end of each later control step, `source` must hold the step's contacts. None = no contacts are recorded.
         """
         self._geoms, self._source = geoms, source
+        self.begun += 1
         self._rows = [first]
         self._actions: list[Action] = []
         self._substep_counts: set[int] = set()  # the different numbers of substeps in a control step

@@ -71,8 +71,8 @@ def analyze_scores(
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
-    # Return fields of `Analysis`: `comparison` and `unpaired`, or `uncompared`; {} if fewer than two policies have
-    # episodes.
+    # Return fields of `Analysis`: `comparison` and `unpaired`, or `uncompared`.
+    # Return {} if fewer than two policies have episodes.
     with_episodes = [policy for policy in policies if len(policy)]
     if len(with_episodes) < 2:
         return {}

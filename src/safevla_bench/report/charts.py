@@ -96,8 +96,8 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     count = len(values)
     if count <= max_points:
         return np.arange(count)
-    # `inner_values` are all values except the first and the last. `edges` are indices in `inner_values`, at which the
-    # intervals begin and end.
+    # `inner_values` are all values except the first and the last.
+    # `edges` are the indices in `inner_values` at which an interval begins or ends.
     edges = np.linspace(1, count - 1, (max_points - 2) // 2 + 1).astype(np.int64) - 1
     inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
@@ -106,7 +106,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
         first_peaks = peaks[np.searchsorted(peaks, edges[:-1])]
-        index_sets.append(first_peaks + 1)  # as indices in `values`
+        index_sets.append(first_peaks + 1)  # indices in `values` are greater by 1
     return np.unique(np.concatenate(index_sets))
 
 
@@ -131,8 +131,8 @@ def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_di
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
-    # A violation's rectangle extends to the neighboring records, or only halfway to them if the specification has a
-    # gate.
+    # A violation's rectangle extends to the neighboring records.
+    # The rectangle extends only halfway to these records if the specification has a condition (gate).
     margin_records = 1.0 if chart.gate is None else 0.5
     return {
         "line": _polyline_path(chart.values, area, max_points, across_digits),
@@ -177,8 +177,8 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
 
 
 def _rectangle_path(flags: Bools, area: PlotArea, top: float, bottom: float, margin_records: float) -> str:
-    # Return the path of a rectangle for each run of True flags; each rectangle is wider by `margin_records` on each
-    # side.
+    # Return the path of a rectangle for each run of True flags.
+    # Each rectangle is wider than its run by `margin_records` on each side.
     top_px, bottom_px = _format_px(top), _format_px(bottom)
     spans = [
         (_format_px(area.x(first - margin_records)), _format_px(area.x(last + margin_records)))

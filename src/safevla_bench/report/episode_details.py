@@ -58,7 +58,7 @@ class EpisodeRecords:
 
     @property
     def stamps_s(self) -> Stamps:
-        # Return index of an episode in the scores -> its time stamps, for the episodes with time stamps (see `Batch`).
+        # Return a mapping: index of an episode in the scores -> the episode's time stamps (only if it has time stamps).
         stamps = self.batch.stamps_s if self.batch else {}
         return {
             episode: stamps[index]
@@ -96,7 +96,7 @@ class EpisodeRecords:
         fields = self.ruleset.read_fields(self._select(episodes))
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
-        # Derive the signals of all episodes at once. `fields` and the fields of single episodes then cache the signals.
+        # Derive the signals of all episodes at once; `fields` caches the signals, also for each single episode.
         # For a robot with several arms, signals that concern one arm are derived later, separately for each arm.
         is_single_arm = fields.arm_counts.max(initial=1) == 1
         shared_signals = [name for name in signal_names if is_single_arm or not SIGNALS[name].of_arm]
@@ -130,7 +130,7 @@ class EpisodeDetails:
     """Details below an episode's line in the page; empty if the episode left no record."""
 
     clauses: tuple[ClauseVerdict, ...] = ()
-    unjudged: tuple[tuple[str, str, str], ...] = ()  # (specification, state, reason) without a verdict
+    unjudged: tuple[tuple[str, str, str], ...] = ()  # specifications without a verdict: (name, state, reason)
     instruction: str = ""
     facts: str = ""
 

@@ -38,7 +38,7 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list: an episode's score (or what is known about an episode without a record) and more columns."""
+    """One row of the list: an episode's score (or, without a record, the known facts about it) and more columns."""
 
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
@@ -74,7 +74,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragile_under(self) -> str | None:
-        """The physics variations that change verdicts, with the specifications; None = no change or no replay."""
+        """The physics variations that change verdicts, with affected specifications; None = no change or no replay."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
@@ -258,8 +258,8 @@ def filter_episodes(
     ]
 
 
-# Name of a filter -> function that returns the values of the filter that match a row. Error messages show the last
-# value.
+# Name of a filter -> function that returns the values of the filter that match a row.
+# Error messages show the last of these values.
 _NAMES_BY_FILTER: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -322,7 +322,7 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
-    texts_and_numbers = re.split(r"(\d+)", name)  # the parts at odd indices are numbers
+    texts_and_numbers = re.split(r"(\d+)", name)  # the items at odd indices are numbers
     texts_and_numbers[1::2] = [number.lstrip("0") for number in texts_and_numbers[1::2]]
     # Without leading zeros, the number with more digits is greater.
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(texts_and_numbers)], name
@@ -365,7 +365,7 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
     # If `wanted` is the number of a row, the hint shows the row's position, which the user may have meant.
-    # Otherwise, it shows the position `:2` as an example, or `:1` if there is only one episode.
+    # Otherwise, the hint shows the position `:2` as an example, or `:1` if there is only one episode.
     is_number = f":{wanted}" in [row.position for row in rows]
     position = f":{wanted}" if is_number else f":{min(2, len(rows))}"
     listed = "the only episode" if len(rows) == 1 else f"all {len(rows)} episodes"

@@ -52,8 +52,8 @@ def build_headline(
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
     if len(rates) > 1:
-        # The comparison may have no verdict on Safety, for example because means over tasks rank the policies
-        # differently.
+        # The comparison may have no verdict on Safety.
+        # For example, means over tasks may rank the policies differently.
         is_ranked = not any(result.no_verdict for result in _safety_differences(comparison))
         answer = _several_policies_answer(rates, noun, is_ranked=is_ranked)
     else:

@@ -182,8 +182,8 @@ def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
 
 
 def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
-    # Return a mask [4·ROWS, 2·columns] of the dots that a line through all records covers. `down` and `across` are the
-    # records' positions, in dots from the top left; NaN leaves a gap.
+    # Return a mask [4·ROWS, 2·columns] of the dots that a line through all records covers.
+    # `down` and `across` are the records' positions, in dots from the top left. NaN leaves a gap.
     # In each column of dots, fill the dots from the line's height at the left edge to its height at the right edge.
     dot_columns = np.arange(2 * columns)
     left_end, right_end = np.interp(dot_columns - 0.5, across, down), np.interp(dot_columns + 0.5, across, down)

@@ -41,7 +41,7 @@ from safevla_recorder.channels import (
     ChannelSpec,
     as_fields,
 )
-from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Ints, add_header_field
+from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Ints, add_header_field, find_invalid_integer
 
 _ABSENT = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 
@@ -259,9 +259,8 @@ def _refuse(header: Header, field: str, problem: str, remedy: str, step: int | N
 
 def _check_header(header: Header) -> None:
     for name in _INTEGERS:
-        value: int | None = getattr(header, name)
-        if value is not None and not -(2**63) <= value < 2**63:
-            _refuse(header, name, "the integer does not fit into 64 bits", "Write a smaller integer.")
+        if problem := find_invalid_integer(name, getattr(header, name)):
+            _refuse(header, name, problem, "Write a valid integer, or leave the field out.")
     if header.schema_version != header.expected_version:
         remedy = (
             "This version of safevla-bench reads version 1, or 2 for records with `arms`; newer versions may read more."

@@ -232,7 +232,7 @@ def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
 
 NAMES = ("Default", "Force 100 N", "All relaxed")
 SAME_ORDER = "No two policies are shown to change order."
-UNKNOWN_ORDER = "It is not known if the order changes: some policies cannot be compared under every variant."
+UNKNOWN_ORDER = "It is not known if the order changes: under some variant, the policies cannot be ranked."
 
 
 def curve(policy: str | None, suite: str, *safe: int | tuple[int, int]) -> SensitivityCurve:

@@ -71,8 +71,8 @@ def _draw_sweep_panel(
     curves: Sequence[tuple[int, Sequence[Rate]]],
     marked_thresholds: Sequence[float],
 ) -> None:
-    # Only every few points have a marker. Each curve starts at a different point, so that identical curves show all
-    # markers.
+    # Only every few points have a marker.
+    # The first marker of each curve is at a different point, so that the markers of identical curves stay visible.
     marker_step = max(1, len(thresholds) // 5)
     for series_index, rates in curves:
         value, low, high = sheet.percent_band(rates)
@@ -82,7 +82,7 @@ def _draw_sweep_panel(
         axes.plot(thresholds, value, markevery=(series_index % marker_step, marker_step), zorder=3, **style)
     for threshold in marked_thresholds:
         axes.axvline(threshold, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
-    # Free space at both ends of the axis: 2 % of the range, else 10 % of the only threshold, else (threshold 0) 1.
+    # Free space at both ends of the axis: 2 % of the range. With a single threshold: 10 % of it, or 1 if it is 0.
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -202,8 +202,8 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
     ]
     names = list(dict.fromkeys(onset.spec_id for onset in violated))
-    # The last item of `specs` is `ANY_LIMIT`. Row 3 (the last) of `onset_steps` is the upper end of the share's
-    # interval [%].
+    # The last item of `specs` is `ANY_LIMIT`.
+    # Row 3 (the last) of `onset_steps` is the upper end of the share's interval [%].
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))  # the next multiple of 10
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]

@@ -133,7 +133,7 @@ def _font_code_points(path: str) -> frozenset[int]:
         return frozenset()
 
 
-# The font family of text, and the beginning of the names of fallback fonts that draw a box for every character.
+# The font family of text, and the name prefix of fallback fonts, which draw a box for every character.
 _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
@@ -249,7 +249,7 @@ def draw_panels(
     the horizontal and the vertical axes; without `upward`, each panel has its own vertical ticks.
     """
     count, columns = len(titles), min(len(titles), 2) or 1
-    rows = -(-count // columns) or 1  # rounded up
+    rows = -(-count // columns) or 1  # the quotient, rounded up
     width_in = PAGE.get().width_in
     headings = [wrap_text(heading, (width_in - 0.5) / columns - 0.1) for heading in titles]
     extra_heading_in = 0.12 * max((heading.count("\n") for heading in headings), default=0)

@@ -63,7 +63,7 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
     shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
-    marker_suites = suites if is_shared else ()  # suites that differ in the shape of markers
+    marker_suites = suites if is_shared else ()  # suites that get different marker shapes
     cells_by_title = {suite: [cell for cell in shown_cells if (cell.suite or "") == suite] for suite in suites}
     if (pooled or is_shared) and len(suites) > 1:
         cells_by_title = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown_cells}

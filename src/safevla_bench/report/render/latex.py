@@ -15,7 +15,7 @@ from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls, wrap_line
 
-# Maximum length of a line in the heading of a column of numbers, in characters.
+# Maximum length of a line in the heading of a numeric column, in characters.
 _HEADING_WIDTH = 14
 _NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading may also break inside a name, after : / _ or -
 # Maximum width of a table that fits into one column of a page without much shrinking, in characters.
@@ -72,8 +72,8 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
-    # Divide rows with these heights [lines] into parts that fit on a page. The last part has room for `note_lines`
-    # lines.
+    # Divide rows with these heights [lines] into parts that fit on a page.
+    # The last part has room for `note_lines` lines.
     starts, used_lines = [0], 0
     for k, height in enumerate(heights):
         needed_lines = height + (note_lines if k == len(heights) - 1 else 0)
@@ -85,7 +85,7 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
 
 
 def _table_width(table: Table) -> int:
-    width = 0  # in characters
+    width = 0  # width of the columns so far, in characters
     for k, column in enumerate(table.columns):
         longest = max(
             [len(row[k].text) + len(row[k].below) for row in table.rows] + [*map(len, _heading_lines(column))]

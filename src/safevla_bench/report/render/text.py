@@ -75,7 +75,7 @@ _NAME_MARKS = "°§¶"
 
 
 def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
-    # Return detail in a row's first cell -> mark that replaces the detail; {} if there are more details than marks.
+    # Return a mapping from each detail in a row's first cell to its mark; {} if there are more details than marks.
     named_tables = [table for table in tables if not table.columns[0].numeric]
     first_cells = [row[0] for table in named_tables for row in table.rows]
     details = list(dict.fromkeys(cell.detail for cell in first_cells if cell.detail and not cell.interval))
@@ -136,8 +136,8 @@ def _divide_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least_widths: Sequence[int], max_width: int
 ) -> Iterator[list[int]]:
     # Every part of the table begins with a key: as many of the first text columns as are needed to identify each row.
-    # If no columns identify each row, the key is the first text column, or the first column. The key has fewer columns
-    # if it would otherwise take more than half of the width.
+    # If no text columns identify each row, the key is the first text column; without text columns, the first column.
+    # The key loses its last columns until it takes at most half of the width or has only one column.
     text_columns = [k for k, column in enumerate(columns) if not column.numeric]
     candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
     identifying = (key for key in candidates if len({str([row[k] for k in key]) for row in rows}) == len(rows))
@@ -206,9 +206,8 @@ _WORD = re.compile(r"([\s`|\\]+)")
 
 
 def _escape_markdown(text: str) -> str:
-    # Return the text with Markdown syntax and links escaped. A word that looks like an e-mail address becomes a code
-    # span, because renderers make links even of escaped addresses.
-    # A word with a dot after an @ may be an e-mail address.
+    # Return the text with Markdown syntax and links escaped. A word with a dot after an @ may be an e-mail address.
+    # Such a word becomes a code span, because renderers make links even of escaped e-mail addresses.
     pieces = _WORD.split(escape_controls(text))
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
 

@@ -47,7 +47,7 @@ class TableInputs:
     records: EpisodeIndex | None = None
     """Records of the episodes, for the tables that need more than the scores; None = not available."""
     remarks: Sequence[str] = ()  # sentences below every table, for example that a run was interrupted
-    facts: Collection[str] = ()  # those of the `remarks` that are not warnings, such as versions and latency
+    facts: Collection[str] = ()  # the `remarks` that are not warnings, such as versions and latency
 
     @property
     def registry(self) -> Registry:

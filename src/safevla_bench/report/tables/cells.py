@@ -95,8 +95,8 @@ class Roster:
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies whose values may be marked as the best; published policies never. `noop` is included only
-        if it is the only measured policy; privileged policies only if all measured policies but `noop` are privileged.
+        """Return the policies whose values may be marked as the best: no published policy, and `noop` only if no other
+        policy was measured. Privileged policies are included only if all measured policies but `noop` are privileged.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies

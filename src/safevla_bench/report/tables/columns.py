@@ -38,8 +38,8 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
 
 
 def name_method(rates: Iterable[Rate | Mean | Incidence]) -> str:
-    """Return the method of the intervals of rates, depending on whether starts have several episodes."""
-    # For each rate with episodes: whether its starts have several episodes. `starts` is None or 0 if they do not.
+    """Return the method for intervals of rates, which depends on whether initial states have several episodes."""
+    # For each rate with episodes: whether initial states have several episodes. If not, `starts` is None or 0.
     are_over_starts = [bool(rate.starts) for rate in rates if rate.n]
     if not any(are_over_starts):
         return "Wilson"
@@ -108,7 +108,7 @@ def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "
 def format_points(share: float) -> str:
     """Return a difference of shares in percentage points as text, with a sign unless the difference rounds to 0."""
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text  # "" if the text is 0.0
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # strip() gives "" for "0.0"
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
@@ -122,8 +122,8 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # The number of episodes that the metric should be over. The cell shows a different number; with None, it shows no
-    # number.
+    # The number of episodes that the metric should be over: the cell shows any other number.
+    # With None, the cell shows no number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     number = cell.number(metric)
     if isinstance(number, Rate):

@@ -27,7 +27,7 @@ from safevla_bench.text import (
 )
 
 SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics in the short table if all metrics were compared
-# Maximum number of pairs of policies that a sentence names; if there are more pairs, it gives only their number.
+# Maximum number of pairs of policies that a sentence names; for more pairs, the sentence gives only their number.
 _MOST_NAMED = 3
 _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 

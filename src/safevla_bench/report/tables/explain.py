@@ -25,7 +25,7 @@ from safevla_recorder.episode import Ints
 
 @dataclass(frozen=True, slots=True)
 class _LimitRow:
-    # A row of a table: a policy, a suite, and what was measured for one limit.
+    # A row of a table: a policy, a suite, and the result for one limit.
     policy: str | None
     suite: str | None
     limit: Any  # a `LimitExposure` or a `SpecOnset`
@@ -78,8 +78,8 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
 def _kind_rows(
     cell: tuple[str | None, str], members: Ints, violations: Sequence[BodyViolation], scores: Scores
 ) -> Iterator[_KindRow]:
-    # Yield the rows of a cell, given the indices of its episodes: for each specification, the kinds of bodies in most
-    # episodes first.
+    # Yield the rows of a cell; `members` are the indices of its episodes.
+    # For each specification, the kinds of bodies in most episodes come first.
     judged = members[scores.is_judged[members]]
     numbers = set((judged + 1).tolist())
     for spec in scores.specs:

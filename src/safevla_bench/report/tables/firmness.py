@@ -66,7 +66,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]:
-    """Return lines on each policy's Safety, its range (if uncertain episodes were unsafe, or safe), and mark counts."""
+    """Return each policy's Safety, its range if uncertain episodes were unsafe or safe, and counts like `2 fragile`."""
     ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return lines or ["No episode has been replayed."]

@@ -123,7 +123,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     if baseline.floors:
         warnings.append(
             f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
-            f"({list_first(baseline.floors)}): the scene itself exceeds a limit in these, which may count as "
+            f"({list_first(baseline.floors)}): the scene itself exceeds a limit in these episodes, which may count as "
             "a violation of every policy."
         )
     if baseline.successes:

@@ -43,8 +43,8 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
 def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
-    # Each item of `curves` is a policy and its rates on one suite, one rate per variant. Return policy -> rates over
-    # all suites, one rate per variant.
+    # Return policy -> rates over all suites, one rate per variant.
+    # Each item of `curves` is a policy and its rates on one suite, one rate per variant.
     rates_by_policy: dict[str, list[Sequence[Rate]]] = {}
     for policy, rates in curves:
         rates_by_policy.setdefault(policy or UNNAMED, []).append(rates)
@@ -61,7 +61,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
     """Return as text the range of Safety of a few policies, and the pairs of policies that change their order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
-    # Policies whose Safety changes are selected first. The sentences are in the order of the table.
+    # Policies with a change in Safety are selected first. The sentences are in the order of the table.
     changing_first = sorted(safety, key=lambda policy: len({rate.value for rate in safety[policy]}) == 1)
     described = changing_first[:_MOST_NAMED]
     sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in described]
@@ -91,7 +91,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
     if ranking is None:
         if policy_count > 1:
-            yield "It is not known if the order changes: some policies cannot be compared under every variant."
+            yield "It is not known if the order changes: under some variant, the policies cannot be ranked."
         return
     changes = []
     for variant in ranking.changes:

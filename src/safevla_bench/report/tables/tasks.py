@@ -57,7 +57,7 @@ def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
     if isinstance(row, Summary):
         return columns.metric_cell(metric, row)
-    # SR needs no verdict, so SR has no value only if there is no episode.
+    # SR needs no verdict, so SR has a value if there is any episode.
     why = "no episode" if not row.n and (metric is SR or not row.unjudged) else NO_VERDICT
     return columns.rate_cell(getattr(row, metric.key), why, n=row.n)
 
@@ -173,7 +173,7 @@ def _spec_effect(
 ) -> _Effect:
     spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
     violated_off = off.is_violated[column] & successes
-    removed = violated_off & ~violated_on  # mask of episodes, [E], as are the other masks
+    removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
     # Why the specification does not apply in the whole task, or in some of the task's phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")

@@ -56,9 +56,9 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {True: True, False: False}  # also for 1 and 0, which equal True and False
+_SUCCESSES = {True: True, False: False}  # True and False also match 1 and 0, which are equal to them
 _STATUSES = {"success": True, "fail": False, "error": None}
-# What readers raise for a damaged file, or for a file with another structure.
+# Errors that readers raise for a damaged file, or for a file with an unexpected structure.
 _READ_ERRORS = (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -93,7 +93,7 @@ def find_results(path: Path) -> list[Path]:
 
 def read_results(path: Path) -> ForeignResults:
     """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness. Raises
-    `RecordError` if the file is neither, cannot be read, or lists no episodes.
+    `RecordError` if the file is of neither kind, cannot be read, or lists no episodes.
     """
     place = Place(file=str(path))
     try:
@@ -246,8 +246,8 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process of the harness keeps its environment while the task stays the same. It seeds the environment only
-        # once, on creation.
+        # A process of the harness keeps its environment while the task stays the same.
+        # The environment is seeded only once, on creation.
         environment = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if environment == last_environment else 0
         last_environment = environment

@@ -50,8 +50,8 @@ class RecordedActions:
     """Actions [T, A] in the units of the simulator benchmark, and facts about their recording; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. `benchmark` and `task_id`
-    identify the task. If they are None, the name of its BDDL file (`task`) identifies the task, with the file's folder
-    (`suite`) if known; without `task`, the instruction does.
+    identify the task. If they are None, `task` (the name of the task's BDDL file) identifies the task, together with
+    `suite` (the file's folder) if known. Without `task`, the instruction identifies the task.
     """
 
     name: str
@@ -73,9 +73,9 @@ class RecordedActions:
     rest_steps: int = 0
     # Number of resets of the environment between its seeding and this episode; None = seeded for this episode.
     earlier_resets: int | None = None
-    drawn: bool = False  # True if the start was random, not one of the suite's initial states
-    # State of the end effector after each action, [T, 8]: position [m] (3), axis-angle rotation [rad] (3), finger
-    # positions [m] (2).
+    drawn: bool = False  # True if the initial state was random, not one of the suite's
+    # State of the end effector after each action, [T, 8].
+    # The columns are the position [m] (3), the axis-angle rotation [rad] (3) and the finger positions [m] (2).
     proprioception: Floats | None = None
     success: bool | None = None
     policy: str | None = None
@@ -125,7 +125,7 @@ class _Demo(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The first line of the child process's output: `demos` or an `error`. If memory ran out, the line has neither."""
+    """The first line of the child process's output: `demos` or an `error`; neither key if memory ran out."""
 
     demos: tuple[_Demo, ...] = ()
     error: tuple[str, str, str | None, str | None] | None = None
@@ -152,13 +152,13 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
         if answer.error is not None:
             problem, remedy, name, field = answer.error
             raise RecordError(problem, remedy=remedy, place=Place(episode=name, field=field))
-        if not answer.demos:  # neither error nor demonstrations: the child ran out of memory
+        if not answer.demos:  # neither demonstrations nor an error: out of memory
             raise memory_error(path)
         return list(_split_output(path.name, answer.demos, np.frombuffer(output[end:], "<f8").copy()))
 
 
 def _run_child(descriptor: int, seconds: int) -> bytes:
-    # Returns what the child process writes to stdout.
+    # Returns the bytes that the child process writes to stdout.
     command = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     python_path = os.pathsep.join(filter(None, sys.path))
     # Fewer threads reserve less memory.

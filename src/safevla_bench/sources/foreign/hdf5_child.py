@@ -120,8 +120,8 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
-    # Returns the suite, the task and the instruction; None = not stated. Without a BDDL file, the environment's name is
-    # the task.
+    # Returns the suite, the task and the instruction; None = not stated.
+    # Without a BDDL file, the environment's name is the task.
     bddl_file = _decode_text(attributes.get("bddl_file_name"))
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
     instruction = instruction.strip('"') if instruction else None
@@ -155,8 +155,8 @@ def _decode_text(value: object) -> str | None:
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
-    # Return (name, pose) of each named top-level body without a free joint. A pose is position [m] and quaternion wxyz,
-    # [7].
+    # Return (name, pose) of each named top-level body without a free joint.
+    # A pose [7] is a position [m] and a quaternion wxyz.
     if not xml or not xml.lstrip().startswith("<"):  # the text is missing, or is only a file name, as in robosuite 1.0
         return []
     remedy = "Copy the file again. Or remove this attribute, so that the simulator places the fixtures."

@@ -48,7 +48,7 @@ class Log:
         episode_names = set[str]()
         for episode in self.read_logged(wanted):
             if isinstance(episode, RecordError):
-                if episode.place.episode is not None:  # None for an error of a whole file
+                if episode.place.episode is not None:  # None if the error is about a whole file
                     episode_names.add(episode.place.episode)
                 yield episode
                 continue

@@ -69,8 +69,8 @@ def align(
             continue
         last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
         problem = f"has different static poses, the last {last_s} s after the first message"
-        remedy = f"To use only the last, write start_s = {last_s} in an [[episode]]"
-        warn(f"[{name}] {problem}; each is used from its time on, and the first also before its time. {remedy}")
+        remedy = f"To use only the last pose, write start_s = {last_s} in an [[episode]]"
+        warn(f"[{name}] {problem}; each pose is used from its time on, the first also before it. {remedy}")
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps:  # False if the clock is a transform
         is_placeless = find_placeless(stamps[clock])
@@ -129,10 +129,10 @@ class _Channel:
         else:
             self.in_frame = np.zeros(len(taker.numbers), dtype=np.int64)
         self.rows = taker.numbers
-        read_numbers = taker.read_numbers  # in the log's units
+        read_numbers = taker.read_numbers  # the numbers in the log's units
         finite = read_numbers[np.isfinite(read_numbers)]
-        # The log probably stores float32: float32 holds all numbers exactly, and some have more than 10 fractional
-        # bits. (Numbers with few bits, such as 0.5, do not show how the log stores numbers.)
+        # The log probably stores float32 if float32 holds all numbers exactly and some have over 10 fractional bits.
+        # (Numbers with few bits, such as 0.5, do not show how the log stores numbers.)
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
@@ -158,8 +158,8 @@ class _Channel:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
-        """Return the part's values at the instants. `times` are the times of its messages; None if all are equal."""
-        # Indices of the messages in order of time; for a static part, of the message that is used at each instant.
+        """Return the part's values at the instants. `times` are its messages' times; None if all messages are equal."""
+        # Indices of messages: for a static part, the message that is used at each instant; else all, in order of time.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         if self.is_static and times is not None:
             order = order[find_held(times.time_ns[order], instants)]
@@ -168,7 +168,7 @@ class _Channel:
         if isinstance(self.taker, NumberTaker):
             series = _sample_numbers(self.rows, time_ns, instants)._replace(names=self.taker.find_order())
             if len(time_ns) > 2 and np.diff(time_ns).mean() > _BURST_RATIO * _find_period(time_ns):
-                problem = f"the messages of {self.taker.topic} come in bursts, so its numbers are unknown between these"
+                problem = f"the messages of {self.taker.topic} come in bursts; its numbers are unknown between bursts"
                 self.warn(f"[{self.taker.part}] {problem}. Record header stamps of the measurements")
         else:
             series = _sample_poses(self._convert_poses(tree, time_ns), time_ns, instants, self.columns)
@@ -204,9 +204,10 @@ def _choose_clock(
     stamps: Mapping[str, Stamps],
     edge_stamps: Mapping[str, Stamps],
 ) -> str:
-    # Returns the part whose messages define the instants: the part of the topic `clock`; without `clock`, the hand,
-    # else a pose, else a transform, else any part. If several qualify, the part with the most messages counts. Poses
-    # come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
+    # Returns the part whose messages define the instants: the part of the topic `clock`, if `clock` is given.
+    # Without `clock`: the part of the hand, else a pose, else a transform, else any part.
+    # If several parts qualify, the part with the most messages is chosen.
+    # Poses come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
@@ -221,16 +222,17 @@ def _choose_clock(
 
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
-    # Return the pose at each instant, interpolated between the messages before and after it. The pose is known only if
-    # a message arrived after the previous instant. Nothing is interpolated across a gap in which the body may be lost:
-    # before a gap, the last pose counts, except that of the hand or of a target, which would seem to slip in the hand.
+    # Return the pose at each instant, interpolated between the messages before and after the instant.
+    # The pose is known only if a message arrived after the previous instant.
+    # Nothing is interpolated in a gap in which the body may be lost: the gap's first instant gets the last pose.
+    # In a gap, the poses of the hand and of targets are unknown, because a target would seem to slip in the hand.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_pose = records.are_known(rows, columns)
     is_new = np.diff(last_pose, prepend=-1) > 0
-    last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # of messages with one time, the last counts
+    last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # the last message at each time
     keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
     step_ns = _find_period(instants)
-    # Messages in a burst count as one; of a stream that is faster than the clock, one message per step counts.
+    # In the period of messages, a burst counts as one message, and each clock step has at most one message.
     is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10
     burst_begins_ns = time_ns[np.flatnonzero(is_apart)[np.cumsum(is_apart) - 1]]
     is_apart |= np.diff((time_ns - burst_begins_ns) // step_ns, prepend=0) > 0
@@ -238,7 +240,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     longest_ns = _HELD_PERIODS * max(period_ns if np.isfinite(period_ns) else 0.0, step_ns)
     position, rotation = interpolate_poses(time_ns[last_indices], keys[last_indices], instants, longest_ns)
     nearest = np.maximum(last_pose, 0)
-    norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept, since a wrong norm is warned of
+    norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept for the warning about norms
     values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
     uses_message = time_ns[nearest] == instants
     if getattr(columns, "role", "target") != "target":
@@ -262,8 +264,8 @@ def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Series:
-    # Return the latest value of each number at each instant, and all messages as `between`. A value stays known for two
-    # periods of the messages that contain the number. `time_ns` is in ascending order.
+    # Return the latest value of each number at each instant, and all messages as `between`.
+    # A value stays known for two periods of the messages that contain the number. `time_ns` is in ascending order.
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
         has_number = np.isfinite(rows[:, column])

@@ -21,8 +21,8 @@ from safevla_recorder.episode import Ints
 
 # A topic's stamps are on the common time base if their median difference from converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
-# If the two differ by more, but at most by this, messages may be late, or the clocks differ. A warning says which of
-# these is assumed.
+# If stamps differ more from log times, but at most by this, either messages are late, or the clocks differ.
+# A warning states whether late messages or different clocks are assumed.
 _MAX_LATENCY_NS = 1_000_000_000
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
 _MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step
@@ -56,8 +56,8 @@ def place_messages(
     clocks: Collection[str] | None = None,
 ) -> dict[str, Times]:
     """Return part -> times of its messages. `clock` is the part that defines the time base. `warn` receives warnings.
-    Raises `RecordError` if the clock's times go back; the error states where and by how much, and which of the parts
-    `clocks` (None = all) do not.
+    Raises `RecordError` if the clock's times go back. The error states where, by how much, and which parts of `clocks`
+    (None = all parts) have times that never go back.
     """
     reference, candidates = parts[clock], [part for name, part in parts.items() if clocks is None or name in clocks]
     is_stamped = _find_stamped(reference)
@@ -143,10 +143,10 @@ def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
 
 
 def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
-    """Return which messages of a clock have no stamp, and no log time that could replace the stamp, [n].
+    """Return which messages of a clock have neither a stamp nor a log time that can replace the stamp, [n].
 
-    Log times can replace stamps if interpolation over log time between its two neighbors predicts each known stamp
-    within 1 % of a step. Speeds and accelerations need this precision.
+    Log times can replace stamps if each known stamp is predicted within 1 % of a step by its two neighbors, with
+    interpolation over log time. Speeds and accelerations need this precision.
     """
     is_stamped = _find_stamped(clock)
     log_ns, stamp_ns = clock.log_ns[is_stamped], clock.stamp_ns[is_stamped]
@@ -169,8 +169,7 @@ def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> In
     stamps = np.interp(x, known_x, known_stamp)
     for is_beyond, nearest in ((x < 0, slice(_FITTED_COUNT)), (x > known_x[-1], slice(-_FITTED_COUNT, None))):
         if is_beyond.any():
-            # Fit a line to the messages nearest to this end. With a single message, assume that stamps advance like log
-            # time.
+            # Fit a line to the messages nearest to this end. With a single message, stamps advance like log time.
             rate, start = np.polyfit(known_x[nearest], known_stamp[nearest], 1) if len(known_x) > 1 else (1.0, 0.0)
             stamps[is_beyond] = start + rate * x[is_beyond]
     return np.asarray(np.round(stamps).astype(np.int64) + clock_ns[0])

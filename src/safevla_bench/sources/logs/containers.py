@@ -130,7 +130,7 @@ _NO_RECORDINGS = (
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Return the types of errors that readers raise for a damaged file. Raises `RecordError` without the readers."""
+    """Return the types of errors that readers raise for a damaged file. Raises `RecordError` if a reader is missing."""
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError
@@ -312,7 +312,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    # Yields (header fields, data) of each record. In the file, the length of each of the two comes before it.
+    # Yields (header fields, data) of each record. In the file, each of these two follows its length.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):

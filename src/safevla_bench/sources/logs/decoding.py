@@ -164,7 +164,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
     value_count, min_bytes = 1, 0
-    measured[kind] = (1, 0)  # used if the type contains itself
+    measured[kind] = (1, 0)  # the result if the type contains itself
     for field, desc in types[kind][1]:
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc

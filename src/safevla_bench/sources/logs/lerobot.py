@@ -62,9 +62,9 @@ class _Totals(msgspec.Struct):
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | DamageError]:
     """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`. Yield an
-    error for an episode that may lack frames, and at the end for what only `meta/info.json` counts. Raises
-    `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or too
-    many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
+    error for an episode that may lack frames, and at the end for episodes and frames that only `meta/info.json` counts.
+    Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
+    too many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -129,8 +129,8 @@ def _join_parts(
 
 
 def _read_footer(path: Path) -> tuple[int, list[str]]:
-    # Returns a file's number of rows and names of columns; (0, []) if it cannot be read, which `read_frames` reports
-    # when it comes to the file.
+    # Returns a file's number of rows and names of columns.
+    # Returns (0, []) if the file cannot be read; `read_frames` reports the error later.
     with suppress(RecordError, OSError, ValueError, pa.ArrowException), open_parquet(path) as (file, row_counts):
         return sum(row_counts), file.schema_arrow.names
     return 0, []
@@ -166,8 +166,8 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1
-    # Each pass removes one level of nested lists. All lists of a level have the same length, which multiplies the
-    # width.
+    # Each pass removes one level of nested lists.
+    # All lists of a level have the same length, which multiplies the width.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
@@ -241,8 +241,8 @@ def _flatten_names(names: Any, size: int) -> list[str]:
         return []
     if names and all(isinstance(part, list) for part in names):
         if math.prod(map(len, names)) == size and len(names) > 1:
-            # There is one list of names per axis of the matrix. The name of a number joins its row name, its column
-            # name, etc.
+            # There is one list of names per axis of the matrix.
+            # The full name of a number joins its names on all axes, such as the row's name and the column's name.
             return [".".join(map(str, axis_names)) for axis_names in product(*names)]
         return [name for part in names for name in _flatten_names(part, size)]
     return [str(name) for name in names]
@@ -308,7 +308,7 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     mappings.require_dataset_keys(mapping)
-    # Name of a part -> which numbers of its feature are read.
+    # Name of a part -> the numbers of its feature that are read.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
@@ -368,7 +368,7 @@ def _read_episode(
     success: bool | None,
 ) -> records.LoggedEpisode:
     """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if they differ from
-    this by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
+    these times by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
     """
     mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
     if frames.num_rows * sum(mapped_counts) > mappings.MAX_NUMBERS:
@@ -383,7 +383,7 @@ def _read_episode(
         problem = f"the interval of time stamps is {interval_steps * step_s:.6g}"
         problem += f", but the interval of frames is {step_s:g} s at {dataset.fps:g} Hz"
         raise ValueError(f"{problem}: the stamps are not in seconds")
-    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 is an error later
+    if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 raises an error later
         step_s *= interval_steps
         difference = f"fps is {dataset.fps:g}, but the rate of the time stamps is {1 / step_s:.4g} Hz"
         warn_once(str(dataset.folder), f"{difference}; the time stamps are used")

@@ -73,7 +73,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     position: tuple[Count, Count, Count] | None = None
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
     quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = as the names say
-    rotation: tuple[Count, ...] | None = None  # indices of any other rotation; None = found by name
+    rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = found by name
     # Representation of the rotation; None = as the names say, else a quaternion.
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
@@ -188,7 +188,7 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number that shows whether the gripper holds something: then it is between the bounds (without bounds, 1)."""
+    """The number that is between the bounds (or, without bounds, is 1) while the gripper holds something."""
 
     holds_above: float | None = None
     holds_below: float | None = None
@@ -207,8 +207,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
     template: str | None = None  # kind of task, such as `pnp-basic`; selects specifications; only for `real-robot`
     policy: str | None = None
-    # True or False for all episodes, or the feature whose last value says if an episode succeeded; None =
-    # `next.success`.
+    # True or False for all episodes, or the feature whose last value says if an episode succeeded.
+    # None = the feature `next.success`.
     success: bool | str | None = None
     # Name of an episode -> outcome, which overrides `success`.
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
@@ -251,8 +251,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     transforms: Transforms = Transforms()
     # ROS distribution for the types that a recording does not define; None = the recording's distribution.
     ros_distro: str | None = None
-    # Largest difference [s] of a topic's header stamps, if they are used, from its log times on the clock's time base.
-    max_latency_s: Positive | None = None  # None = 0.05, and up to 1 s with a warning if log times permit it
+    # Header stamps are used if they differ by at most this [s] from log times, converted to the clock's time base.
+    max_latency_s: Positive | None = None  # None = 0.05, or up to 1 with a warning if messages may be late
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
@@ -348,7 +348,7 @@ def _require_used_facts(mapping: LogMapping) -> None:
 
 def require_dataset_keys(mapping: LogMapping) -> None:
     """Raise `RecordError` if the mapping of a dataset has a key that only applies to recordings."""
-    is_used = {  # key, as an error shows it -> whether the mapping has it
+    is_used = {  # key, as shown in errors -> whether the mapping has the key
         "[[episode]]": bool(mapping.trials),
         "episode.clock": mapping.episode.clock is not None,
         "[transforms]": mapping.transforms != Transforms(),
@@ -425,7 +425,7 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 
 def _require_consistent_arms(mapping: LogMapping) -> None:
-    # Raise an error unless all arms have the same parts, or if two arms or two bodies read the same numbers.
+    # Raise an error if arms have different parts, or if two arms or two bodies read the same numbers.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()

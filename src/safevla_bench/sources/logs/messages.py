@@ -29,12 +29,12 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # numbers that each message adds to its own in the memory budget
-_DENORMAL = 10e-3  # tf2 ignores a transform whose squared quaternion norm is off 1 by more
+_SAMPLE_NUMBERS = 4  # extra memory of each message in the budget, as a count of numbers
+_DENORMAL = 10e-3  # tf2 ignores a transform whose squared quaternion norm differs from 1 by more than this
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of values of a message that are searched for a pose
-# Location of the pose in messages of the types (in this order) geometry_msgs/Pose ("" = the whole message),
-# PoseStamped, PoseWithCovarianceStamped and nav_msgs/Odometry, TransformStamped.
+# Location of the pose in a message; "" = the whole message. The types of the messages are, in this order:
+# geometry_msgs/Pose; PoseStamped; PoseWithCovarianceStamped and nav_msgs/Odometry; TransformStamped.
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 # Fields whose numbers are never part of a pose, such as the offset in a MultiArray. Indices in a mapping skip them.
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
@@ -94,9 +94,9 @@ class Taker:
 
 @dataclass
 class MarkTaker(Taker):
-    """Collects the values of messages that mark trials; a message that holds no Boolean has the value 1."""
+    """Collects the values of messages that mark trials; a message without a Boolean gets the value 1."""
 
-    others: list[str | float] = field(default_factory=list)  # numbers and texts
+    others: list[str | float] = field(default_factory=list)  # marks that are numbers or texts
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         mark = _first_field(message, "data")
@@ -105,8 +105,8 @@ class MarkTaker(Taker):
         self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool) else 1.0])
 
     def require_clear(self) -> None:
-        # Raises `RecordError` if there is no mark, or if marks may begin a trial each, or begin and end trials in turn:
-        # numbers 0 and 1, two texts, or marks of which every second one is the same.
+        # Raises `RecordError` if there is no mark, or if it is unclear whether every mark begins a trial.
+        # Marks are unclear if they are the numbers 0 and 1, if they are two texts, or if every second mark is the same.
         if not self.rows:
             remedy = "Name another topic as `marker`, or write start_s and end_s for each [[episode]]."
             refuse_field(f"there is no message on {self.topic}, so no trial begins", remedy, self.part)
@@ -114,7 +114,7 @@ class MarkTaker(Taker):
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
         if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
             names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark, _ in Counter(self.others).most_common(3)]
-            problem = f"{self.topic} holds marks such as {', '.join(names)}: each may begin a trial, or one may end it"
+            problem = f"{self.topic} holds marks such as {', '.join(names)}: it is unclear which of them begin trials"
             remedy = "Instead of `marker`, write a table [[episode]] with start_s and end_s for each trial."
             refuse_field(problem, remedy, self.part)
 
@@ -141,7 +141,7 @@ class NumberTaker(Taker):
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
             if self.part.partition(".")[0] == "wrench" and names and not is_chosen:
-                with suppress(ValueError):  # a wrong number of forces is an error later
+                with suppress(ValueError):  # a wrong number of forces raises an error later
                     self.seen[names] = decide_forces(names, len(numbers))
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
@@ -164,8 +164,8 @@ class NumberTaker(Taker):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
-        # Returns the names (() if there are none) and the values of a message's numbers. Values may also be text or
-        # None.
+        # Returns the names (() if there are none) and the values of a message's numbers.
+        # Values may also be text or None.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
         candidates: list[Any] = [_get_field(message, location) for location in locations]
@@ -236,8 +236,8 @@ class PoseTaker(Taker):
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False  # True if a message had a known pose
     has_turn: bool = False  # True if a message had an orientation
-    # Marks of the messages before the first known pose. Their rows get as many NaNs as the first known pose has
-    # numbers.
+    # Marks of the messages before the first known pose.
+    # The rows of these messages get as many NaNs as the first known pose has numbers.
     unknown_marks: array[int] = field(default_factory=lambda: array("q"))
     layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None = the message has pose fields
     names: tuple[str, ...] = ()
@@ -419,8 +419,8 @@ def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
 
 
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    # Yields (dotted name, number) for each number in a message. None becomes NaN. The items of a list of three have the
-    # names x, y, z.
+    # Yields (dotted name, number) for each number in a message. None becomes NaN.
+    # The items of a list of three have the names x, y, z.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
@@ -470,8 +470,8 @@ def _read_floats(values: Any, names: str) -> list[float]:
 
 
 def _to_float(name: str, value: Any) -> float:
-    # Converts a field's value to a float; None becomes NaN. Raises `RecordError` with the field's name for other
-    # values.
+    # Converts a field's value to a float; None becomes NaN.
+    # Raises `RecordError` with the field's name if the value cannot be read as a number.
     if value is None:
         return math.nan
     value = value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
@@ -516,5 +516,5 @@ def _parse_stamp(text: str) -> int:
     match = _PLAIN_NUMBER.fullmatch(text)
     if not match or (match[1] is None and len(text) < 9):  # a short integer is probably a counter
         return 0
-    digits = len(text.partition(".")[0])  # unit by digits: 1 to 11 s, 12 to 14 ms, 15 to 17 µs, more ns
+    digits = len(text.partition(".")[0])  # 1 to 11 digits mean s; 12 to 14, ms; 15 to 17, µs; more, ns
     return int(Decimal(text).scaleb(9 - max(0, (digits - 9) // 3) * 3))

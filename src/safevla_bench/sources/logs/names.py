@@ -27,8 +27,8 @@ _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw
 # First letter of a word such as `qx` -> kind of quantity.
 _KIND_OF_PREFIX = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
-# `_KINDS` maps words to kinds of quantities, `_UNITS` maps words to units, as `_UNITS_AFTER_AXES` does after an axis or
-# the word for a position.
+# `_KINDS` maps words to kinds of quantities. `_UNITS` maps words to units.
+# `_UNITS_AFTER_AXES` maps words that are units only after an axis or after the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 _KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
@@ -90,7 +90,7 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
     for name in names:
         words = _split_words(name)
         units = [_UNITS.get(word, "") for word in words]
-        # In `x_in_base`, the word is not a unit.
+        # In `x_in_base`, the word `in` is not a unit.
         units += [
             _UNITS_AFTER_AXES.get(word, "")
             for previous, word, following in zip(words, words[1:], [*words[2:], ""], strict=False)
@@ -151,8 +151,9 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
-    # If names give no kind of quantity, or only "rotation", a set with four axes is a quaternion. With three axes, the
-    # set is a position; if the kind is "rotation", a rotation in an unknown representation ("turn").
+    # If names give no kind of quantity, or only "rotation", a set with four axes is a quaternion.
+    # A set with three axes and no kind is a position.
+    # A set with three axes and the kind "rotation" is a rotation in an unknown representation ("turn").
     plain_kinds = {"": "position", "rotation": "turn"}
     named_sets = []
     for (group, kind), axes in axes_by_set.items():
@@ -269,8 +270,9 @@ def _find_rotation(
     *,
     is_by_name: bool,
 ) -> PoseLayout:
-    # A set with three or more axes may be the rotation if it has the position's group or no group. Returns a layout
-    # without a rotation if there is no such set. `is_by_name`: the names gave the position, not the mapping.
+    # A set with three or more axes may be the rotation if it has the position's group or no group.
+    # Returns a layout without a rotation if there is no such set.
+    # `is_by_name`: the names gave the position, not the mapping.
     rotations = []
     for named_set in _group_names(names):
         shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
@@ -358,8 +360,8 @@ _OPEN_ROTATIONS = (
 
 
 def _find_open_rotation(names: Sequence[str]) -> _OpenRotation | None:
-    # Each word must end exactly one name. The words mean something else if other names are a rotation or rates, or end
-    # in `d`.
+    # Each word must end exactly one name.
+    # The words do not mean a rotation if other names are a rotation or rates, or if a name ends in `d`.
     last_words = _last_words(names)
     has_rotation = any(len(named.axes) > 2 for named in _group_names(names) if named.kind != "position")
     has_rates = any(

@@ -49,7 +49,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
         lines.append('# embodiment = "franka"')
     lines += ['# policy = "mine"', '# template = "pnp-basic"  # kind of task, for clauses on objects']
     mapped_parts: set[str] = set()
-    arms: tuple[str, ...] = ()  # of the first source that names arms
+    arms: tuple[str, ...] = ()  # names of arms, from the first source that has any
     for source in sources:
         arms = arms or find_arms(source.names)
     # Sources that are named like a hand come first. If there are none, the first pose is mapped to the hand.
@@ -72,8 +72,7 @@ def _is_named_like_hand(source: FoundSource) -> bool:
 def _split_by_arm(
     part: str, source: FoundSource, arms: Sequence[str]
 ) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
-    # Yield for each arm: the name of its table, the source with only the arm's numbers, and lines that select these
-    # numbers.
+    # Yield for each arm: (name of its table, source with only the arm's numbers, lines that select these numbers).
     if part not in OF_ARMS or not arms:
         yield part, source, ()
         return

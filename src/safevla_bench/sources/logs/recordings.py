@@ -52,7 +52,7 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
     counts = Counter(recording.name for recording in found)
     repeated = [recording for recording in found if counts[recording.name] > 1]
     if repeated:
-        # A rosbag2 has the name of its folder.
+        # A rosbag2 recording has the name of its folder.
         first_parts = [recording.parts[0] for recording in repeated]
         paths = [part.parent if part.parent in bags else part for part in first_parts]
         listed = escape_controls(", ".join(map(str, paths[:_MOST_NAMED])))
@@ -114,7 +114,7 @@ def _read_rosbag2(folder: Path) -> Recording:
     if ignored := [path.name for path in present_parts if path not in (*parts, *unlisted_parts)]:
         named = ", ".join(ignored[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which is not read; name this file to read it")
-    if is_numbered or not listed_names:  # else keep the order in the metadata
+    if is_numbered or not listed_names:  # otherwise, the metadata's order is kept
         parts = sorted((*parts, *unlisted_parts), key=_part_key)
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("the files have several formats", remedy="Keep only one recording's files.", place=place)
@@ -147,8 +147,8 @@ def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
 
 def _is_continuation(before: Path, after: Path) -> bool:
     # Returns whether the file `after` continues the recording in the file `before`.
-    # It does so if it has the next number in a rosbag2 folder, or if its first message comes at most 0.5 s after the
-    # last message of `before`.
+    # In a rosbag2 folder, a file continues a recording if it has the next number.
+    # A later numbered file continues any recording if the file begins at most 0.5 s after the recording ends.
     stem, number, _ = _part_key(before)
     if not _are_of_one_recording(before, after) or _part_key(after)[1] <= number:
         return False

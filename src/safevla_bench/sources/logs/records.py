@@ -73,7 +73,7 @@ class LoggedEpisode:
 
 
 def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
-    """Return whether each row [n, k] has only finite numbers and no quaternion without a norm, [n]."""
+    """Return whether each row [n, k] has only finite numbers and, with a quaternion, a positive finite norm, [n]."""
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, mappings.PoseColumns) and values.shape[1] == 7:
         with np.errstate(over="ignore"):
@@ -194,7 +194,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     for name, samples in episode.series.items():
         if not name.startswith("bodies."):
             is_usable &= samples.known
-    # The first instant up to which each part and body has been known at least once (bodies that are never known aside).
+    # The first instant by which every part and body has been known; bodies that are never known do not count.
     first_complete = max((int(samples.known.argmax()) for samples in episode.series.values()), default=0)
     chosen = np.flatnonzero(is_usable & (np.arange(len(is_usable)) >= first_complete))
     if not len(chosen):
@@ -231,7 +231,7 @@ _CHANNELS_OF_PART = {  # part of the mapping -> channels of a record
 
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
-    # Returns `extra`, with a mark that lists the channels whose numbers the log stores as float32.
+    # Returns `extra`, with an entry that lists the channels whose numbers the log stores as float32.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels: list[str] = []
     for part, part_channels in _CHANNELS_OF_PART.items():
@@ -254,8 +254,8 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
 
 
 def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None:
-    # Returns `columns` of the poses of all bodies, [n, bodies, k]; None without bodies. An unknown pose is replaced by
-    # the last known pose or, before any known pose, by the origin without rotation.
+    # Returns `columns` of the poses of all bodies, [n, bodies, k]; None without bodies.
+    # An unknown pose is replaced by the last known pose or, before any known pose, by the origin without rotation.
     filled_bodies = []
     for body in bodies.values():
         last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
@@ -275,7 +275,7 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
         joint_torques = rows[:, [joint]]
         magnitudes = np.abs(joint_torques[:, 0])
         peaks[:, [joint]] = wrench.pick_largest(joint_torques, magnitudes, record_of_row, len(chosen))
-    # Torques before the first and after the last record are not judged; warn if one of them is larger.
+    # Torques before the first and after the last record are not judged. Warn if one exceeds all judged torques.
     if torques.between is not None:
         logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
         judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
@@ -423,7 +423,7 @@ def _joint_order(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-# The meaning of an instruction may depend on these signs, on a minus sign, and on a decimal point.
+# Signs that may change the meaning of an instruction: these symbols, a minus sign, and a decimal point.
 _MEANINGFUL = re.compile(r"[/\\#%&*@‰°]|(?<!\w)[-\u2010-\u2015\uff0d]\s*\.?\w|\.\d")
 
 
@@ -457,7 +457,7 @@ def _find_implausible(
         if distance_m > _FAR_M:
             problem = f"[{name}] is {distance_m:.0f} m from the origin; are its positions in millimeters?"
             yield file, f'{problem} If so, write unit = "mm"'
-        # How many records lie between successive changes of the pose.
+        # Numbers of records between successive changes of the pose.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
             problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times"

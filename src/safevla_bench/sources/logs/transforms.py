@@ -115,7 +115,7 @@ def interpolate_poses(known_ns: Ints, poses: Floats, time_ns: Ints, max_gap_ns: 
 
     before = np.searchsorted(known_ns, time_ns, side="right") - 1  # index of latest pose; -1 = none
     elapsed_ns = time_ns - known_ns[np.maximum(before, 0)]
-    # Time from the latest pose to the next one; 0 after the last.
+    # Time from the latest pose to the next one; 0 after the last pose.
     gap_ns = np.diff(known_ns, append=known_ns[-1])[before]
     is_between = (elapsed_ns < gap_ns) & (gap_ns <= max_gap_ns)
     is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)

@@ -93,8 +93,8 @@ def _list_trials(
             spans.append((begin_ns, end_ns, number))
         else:
             mark = marks[facts.marker]
-            # A change to true begins a trial, and a change to false ends it. If all values are true, each begins a
-            # trial and ends the trial before.
+            # A change to true begins a trial, and a change to false ends it.
+            # If all values are true, each value begins a trial and ends the previous trial.
             are_all_true = all(mark.rows)
             open_since_ns: int | None = None  # begin of the current trial; None = between trials
             for time_ns, value in zip(mark.stamps.log_ns.tolist(), mark.rows, strict=True):

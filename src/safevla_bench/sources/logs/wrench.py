@@ -72,7 +72,7 @@ def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], co
     order = np.lexsort((magnitudes, record))  # sort by record, then by magnitude; NaN last
     order = order[np.isfinite(rows[order]).all(axis=1)]
     largest = np.full((count, rows.shape[1]), np.nan)
-    largest[record[order]] = rows[order]  # the last assignment to a record, which counts, is the largest
+    largest[record[order]] = rows[order]  # the largest row comes last, so it replaces all others
     return largest
 
 

@@ -47,8 +47,8 @@ class EpisodeNote(NamedTuple):
     length: int
     is_privileged: bool  # true if the policy saw state that a real robot cannot measure
     earlier_resets: int | None  # resets since the environment was seeded; they affect fixtures' poses
-    kitchen: Kitchen | None  # the values that determine a RoboCasa episode's start, if recorded
-    start_marks: tuple[str, ...]  # header fields that mark a start that is not in the suite
+    kitchen: Kitchen | None  # the values that determine a RoboCasa episode's initial state, if recorded
+    start_marks: tuple[str, ...]  # header fields that mark an initial state that is not in the suite
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
     source: int  # index of the episode's source
     place: int  # index among all (also invalid) episodes of the source
@@ -102,8 +102,8 @@ class EpisodeIndex:
         return [absent for source in self.sources for absent in source.absent]
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
-        # Returns each source with the indices of its episodes. The notes are in the order of the sources, so the notes
-        # of a source are consecutive.
+        # Returns each source with the indices of its episodes.
+        # The notes are in the order of the sources, so the notes of each source are consecutive.
         bounds = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return [(source, range(bounds[k], bounds[k + 1])) for k, source in enumerate(self.sources)]
 
@@ -171,7 +171,7 @@ class EpisodeIndex:
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order. Those not at `indices` have only a header, a length and time stamps."""
+        """Return all episodes in order. Episodes not at `indices` have only a header, a length and time stamps."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
@@ -179,7 +179,7 @@ class EpisodeIndex:
         return select_episodes(batch, order)
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of `batches` (those at `indices`), then the others without records as `read_sparsely`."""
+        """Return the episodes of `batches` (at `indices`), then all others with only header, length and time stamps."""
         others = self._other_indices(indices)
         times_s = [self.stamps_s.get(index, np.empty(0)) for index in others]
         counts = np.array([len(times) for times in times_s], dtype=np.int64)
@@ -203,7 +203,7 @@ class Scan:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.sources = open_sources(paths)
-        total_bytes = 0  # of all files of the sources
+        total_bytes = 0  # size of all files of the sources
         for source in self.sources:
             files = [source.path] if source.path.is_file() else archive_parts(source.path)
             total_bytes += sum(path.stat().st_size for path in files)
@@ -237,8 +237,8 @@ class Scan:
                 yield batch
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
-        # Yields the source's valid episodes. Stores the facts about them, the errors, and the lost episodes in the
-        # scan.
+        # Yields the source's valid episodes.
+        # Stores the facts about these episodes, the errors, and the lost episodes in this scan.
         place, damaged_ids = 0, set()  # `place`: index of the next episode among all episodes of the source
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -266,7 +266,7 @@ class Scan:
         shared_values = {}
         for name in _SHARED_FIELDS:
             value = getattr(header, name)
-            key = repr(value) if isinstance(value, Mapping) else value  # a mapping cannot be a key
+            key = repr(value) if isinstance(value, Mapping) else value  # a mapping cannot be a dictionary key
             shared_values[name] = self._shared_values.setdefault((name, key), value)
         return replace_fields(header, **shared_values)
 
@@ -319,8 +319,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-# Limit on the memory for errors and for facts about episodes, enough for some 200,000 episodes. If the total size of
-# the sources' files is larger, this size is the limit.
+# Limit on the memory [bytes] for errors and for facts about episodes, enough for some 200,000 episodes.
+# If the total size of the sources' files is larger, this size is the limit.
 MAX_NOTES_BYTES = 1 << 30
 _SHARED_FIELDS = (
     "versions",

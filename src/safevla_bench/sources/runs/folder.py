@@ -30,11 +30,11 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-# Format version of scores.json and scores.parquet. Files of version 1 have no version, and their reasons are texts, not
-# codes.
+# Format version of scores.json and scores.parquet.
+# Files of version 1 do not state their version, and have reasons as texts, not as codes.
 SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
-"""Keys of scores.json on the origin of the scores. In scores.parquet, they are in the metadata of the schema."""
+"""Keys of scores.json that describe how the scores were made. In scores.parquet, the schema's metadata has them."""
 DECISION = "decision"  # key of run.json: the stopping rule's result and needed number of episodes
 BY_CHANCE = (
     "If answers vary, paired episodes also differ by chance. To see how much, compare two runs: "
@@ -51,7 +51,7 @@ _EXPORT_NAMES = (
     "eval_info.json vla_eval.json eval_results.yaml tensorboard board figures sensitivity-physics.json"
 )
 EXPORTS = frozenset([*_EXPORT_NAMES.split(), EXPERIMENTS])
-"""Names of what commands write into a run folder if the run is their only source, except scores and pictures."""
+"""Files and folders that commands write into a run folder if the run is their only source; no scores or pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files in archive/ or raw/ directly."
 
@@ -101,7 +101,7 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
     other: int
 
     def describe(self) -> str:
-        """Return a clause with both numbers."""
+        """Return both numbers as a clause of a sentence."""
         return f"{self.other} of {self.asked} repeated requests had another answer"
 
 
@@ -125,7 +125,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        # Returns episode id -> what the episode's policy states about itself.
+        # Returns episode id -> the statement of the episode's policy about itself.
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
@@ -160,7 +160,7 @@ def archive_parts(folder: Path) -> list[Path]:
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The sha256 of a complete run's files: `parts` has those of the archive (`archive/NAME`), `files` all others."""
+    """Digests (sha256) of a complete run's files: `parts` for the archive (`archive/NAME`), `files` for all others."""
 
     schema_version: int = SCHEMA_VERSION
     parts: dict[str, str]

@@ -235,7 +235,7 @@ SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json:
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON. Its last key must be `SEAL` with value "", which becomes the other bytes' sha256."""
+    """Return a document as JSON. The value "" of its last key, `SEAL`, is replaced by the sha256 of all other bytes."""
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail  # the digest goes before `tail`
 
@@ -304,7 +304,7 @@ def changed_files(folder: Path) -> Iterator[str]:
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path = folder / name
-        digest = ""  # for a file that is missing or outside the folder
+        digest = ""  # the digest of a file that is missing or outside the folder
         if name == run_folder.RUN:
             digest = _digest_description(run_folder.read_description(folder))
         elif path.is_file() and path.resolve().is_relative_to(folder.resolve()):
@@ -388,7 +388,7 @@ def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterato
     # Writes the parts of the archive, and yields the path of each.
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first_record in enumerate(remaining):  # the loop's body reads the further records of the part
+    for number, first_record in enumerate(remaining):  # the loop's body reads the part's other records
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

@@ -21,8 +21,8 @@ class NamedSource(PosixPath):
 
     @classmethod
     def parse(cls, text: str) -> Path:
-        """Parse `NAME=PATH` to a source whose policy is shown as NAME. Any other text is a path without a name. So are
-        texts that are an existing path, that have an empty NAME or PATH, or that have a "/" in NAME.
+        """Parse `NAME=PATH` to a source whose policy is shown as NAME. Any other text is a path without a name.
+        A text is also read as a path if this path exists, if NAME or PATH is empty, or if NAME has a "/".
         """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
@@ -51,14 +51,14 @@ class PolicyIdentity:
     name: str
     source: Path
     facts: Mapping[str, str]
-    """Dotted name -> value, for the arguments (from the user or a server), dialect, replay and checkpoints."""
+    """Dotted name -> value, for the facts that distinguish policies, such as arguments, dialect and checkpoints."""
     statements: Mapping[str, str]  # suite -> statement of the policy or its server about itself
     servers: Mapping[str, str]  # suite -> the server that was queried
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether two policies are the same. Their facts must be equal. In each suite that both ran, what
-        their servers state about themselves must also be equal; if one server stated nothing in a suite, the servers'
-        addresses must be equal there.
+        """Return whether two policies are the same. Their facts must be equal. In each suite that both ran, the
+        servers' statements about themselves must also be equal. If a server made no statement in a suite, the servers'
+        addresses in this suite must be equal instead.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             have_statements = suite in self.statements and suite in other.statements
@@ -169,7 +169,7 @@ def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[Poli
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
     # Return a distinct label for each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
-    facts: list[dict[str, str]] = []  # one for each group, of its first policy
+    facts: list[dict[str, str]] = []  # for each group, the facts about its first policy
     for first, *_ in groups:
         servers = {f"server of {suite}": url for suite, url in first.servers.items()}
         statements = {f"said on {suite}": text for suite, text in first.statements.items()}

@@ -35,7 +35,7 @@ class LeftOut:
     invalid: int
     lost: int
     damaged: int  # number of damaged files or places in files
-    unknown: bool  # true if further episodes were lost, but not how many is known
+    unknown: bool  # true if an unknown number of further episodes was lost
     missing: tuple[run_folder.AbsentEpisode, ...] = ()  # planned episodes that a run's table does not list
     unnamed: int = 0  # number of further missing episodes, whose names are unknown
     unplanned: int = 0
@@ -48,7 +48,7 @@ class LeftOut:
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         damaged_places = [problem for problem in damage if problem.place.episode is None]
-        named_count = len(damage) - len(damaged_places)  # of lost episodes with a known name
+        named_count = len(damage) - len(damaged_places)  # number of lost episodes with a known name
         nameless_count = sum(problem.episodes or 0 for problem in damaged_places)
         absent = (episode for source in sources for episode in source.absent)
         return cls(
@@ -76,7 +76,7 @@ class LeftOut:
         return lost_in_files.describe_kinds()
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of left-out episode, and on damage through which no episode was lost."""
+        """Return a phrase for each kind of left-out episode, and a phrase for damage that lost no episode."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.lost:
             at_least = "more than " if self.unknown else ""
@@ -216,7 +216,7 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """
     sources = [open_source(path) for path in paths]
     user_names: list[naming.PolicyNames] = []  # the names that the user gave, for each source
-    identities: list[list[naming.PolicyIdentity]] = []  # the policies of each source, with these names
+    identities: list[list[naming.PolicyIdentity]] = []  # each source's policies, under the user's names if given
     recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
     for path, source, recorded in zip(paths, sources, recorded_identities, strict=True):
         names = naming.name_source(path, _recorded_policies(source, recorded))
@@ -272,7 +272,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
         yield batch
-    if is_empty and wanted is None:  # with `wanted`, no episode may match
+    if is_empty and wanted is None:  # if `wanted` is given, it may match no episode
         remedy = "An archive needs at least one episode."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 

@@ -48,8 +48,8 @@ class RunFolderWriter:
         """Make the folder with its run.json. With `resume`, continue the run in the folder; `other_code` allows a run
         that another version of the code began. `continuation` is the command that continues the run, for error
         messages; "" = the command of `safevla eval`. Raises `RunError` if another process writes to the folder, or if
-        the folder has other files, a damaged run, a run and `resume` is false, or a run with a different request.
-        Raises `FileError` if the folder cannot be written.
+        the folder has other files or a damaged run. If the folder has a run, raises `RunError` unless
+        `resume` is true and the run's request is the same. Raises `FileError` if the folder cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -118,7 +118,7 @@ class RunFolderWriter:
 
     def _unpack_archive(self, plan_indices: Mapping[str, int]) -> None:
         # Writes the episodes in the archive as raw episodes, then removes the archive.
-        records = parts.read_records(self.folder)  # the records of the episodes that have one, in order
+        records = parts.read_records(self.folder)  # in plan order; crashed episodes have no record
         own_path(self.folder, parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
@@ -180,8 +180,9 @@ class RunFolderWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    # Raises `RunError` unless the request `description` may resume the folder's run. If `continuation` is "", the
-    # request must equal the run's request. Otherwise, always raises; the error's remedy has the command `continuation`.
+    # Raises `RunError` unless the request `description` may resume the folder's run.
+    # If `continuation` is "", the request must equal the run's request. Otherwise, always raises an error.
+    # The error's remedy has the command `continuation`, unless the user's own script recorded the run.
     place = Place(file=str(folder))
     existing = run_folder.read_description(folder)
     if continuation and run_folder.is_own_loop(existing):
@@ -335,8 +336,8 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
-    # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan, each once and with all its
-    # episodes.
+    # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan.
+    # Each shard must be given once and have all its episodes.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -360,7 +361,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     if problems:
         remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` prints the commands."
         raise RunError("\n  ".join(problems), remedy=remedy)
-    # Each shard ends where the next one begins; the last one ends with the plan.
+    # Each shard ends where the next one begins; the last shard ends with the plan.
     expected_ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, expected_ends, strict=True):
         if shard.stretch.first + len(shard.episodes) != end:
@@ -378,9 +379,9 @@ def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
 def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
-    """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder that has no
-    shard, or a shard of another plan than the first shard. The command continues or starts the shard; "" = no command.
-    Raises `RunError` if no folder has a shard.
+    """Yield (state, command) for each shard that is unfinished, given twice or missing, and for each folder without a
+    shard or with a shard of a different plan. The command continues or starts the shard; "" = no command. Raises
+    `RunError` if no folder has a shard.
     """
     shard_by_number: dict[int, _Shard] = {}
     for folder in folders:
@@ -405,9 +406,9 @@ def list_shard_states(
         shard_by_number.setdefault(stretch.number, shard)
     if not shard_by_number:
         raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
-    example_command, count = "", 0  # the command of the first shard that states it; the number of shards in the plan
+    example_command, count = "", 0  # the first known command of a shard; the number of shards in the plan
     for shard in shard_by_number.values():
-        count = shard.stretch.count  # the same for all
+        count = shard.stretch.count  # the same for all shards
         example_command = example_command or str(run_folder.read_volatile(shard.description).get("command", ""))
     for number in find_missing(shard_by_number, count):
         yield f"shard {number}/{count}: missing", _format_shard_command(example_command, number, count)
