@@ -47,7 +47,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by episode number, meshes by digest, scripts of the 3-D player, and the number of omitted replays."""
+    """The 3-D player's scripts, replays by episode number, and meshes by digest. `left_out` counts omitted replays."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup
@@ -195,7 +195,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(reading: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # Return the boxes to which these signals measure distances [m], in the frame of `body` (None = the world frame).
+    # Return the boxes to which these signals measure distances. A box [m] is in the frame of `body` (None = world).
     return [
         {"body": body, "center": box[:3], "size": box[3:]}
         for name in sorted({*signal_names})

@@ -27,7 +27,7 @@ _TRACED_AT_ONCE = 50
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence from one episode's record: traces of judged specifications, and the reasons why others are vacuous."""
+    """Evidence from one episode's record: traces of judged specifications, and why other specifications are vacuous."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]

@@ -26,7 +26,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 
 
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
-    """The margin to a limit in one episode. `rho` and `share` (rho/threshold) are None if a Boolean signal decided."""
+    """The margin to a limit. `rho` and `share` (rho/threshold) are None if a Boolean signal decided the verdict."""
 
     spec: str
     rho: float | None
@@ -259,7 +259,7 @@ def filter_episodes(
 
 
 # Name of a filter -> function that returns the values of the filter that match a row.
-# Error messages show the last of these values.
+# If a filter has several values for a row, error messages show only the last value.
 _NAMES_BY_FILTER: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -365,7 +365,7 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
     # If `wanted` is the number of a row, the hint shows the row's position, which the user may have meant.
-    # Otherwise, the hint shows the position `:2` as an example, or `:1` if there is only one episode.
+    # If `wanted` is not the number of a row, the hint shows `:2` as an example, or `:1` if there is only one episode.
     is_number = f":{wanted}" in [row.position for row in rows]
     position = f":{wanted}" if is_number else f":{min(2, len(rows))}"
     listed = "the only episode" if len(rows) == 1 else f"all {len(rows)} episodes"

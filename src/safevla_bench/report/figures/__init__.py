@@ -32,8 +32,8 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class FigureInput:
-    """The input of all figures: the verdicts on `E` episodes, the episodes' control steps `dt_s` [s], [E], numbers of
-    records `lengths`, [E], and time stamps `stamps_s` (see `Batch`), and the layout of the trade-off figure.
+    """The input of all figures: the verdicts on `E` episodes, and the layout of the trade-off figure. The episodes have
+    control steps `dt_s` [s], [E], numbers of records `lengths`, [E], and time stamps `stamps_s` (see `Batch`).
     """
 
     scores: Scores
@@ -85,7 +85,7 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
             f"the width is too small ({page.width_in:g} inches)",
             remedy=f"The minimum width in inches is {NARROWEST_IN}.",
         )
-    context = copy_context()  # `PAGE` changes only in this copy
+    context = copy_context()  # in the copy, so that the caller's `PAGE` is unchanged
     context.run(PAGE.set, page)
     return context.run(draw)
 

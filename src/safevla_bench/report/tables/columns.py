@@ -207,7 +207,7 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     `GROUP COLUMN`. Case and percent signs are ignored; unknown names are skipped. The leading text columns (such as
     policy and suite) stay first, and the counts of lost episodes stay last.
     """
-    # These lists contain indices of columns.
+    # `leading` and `wanted` are lists of column indices.
     leading: list[int] = []
     wanted: list[int] = []
     for k, column in enumerate(table.columns):

@@ -327,7 +327,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
             by_title.setdefault(title, []).append(curve)
     return tuple(
         _host_mean(title, by_title[title], ablation, registry)
-        for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # False comes before True
+        for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # the auxiliary title comes last
         if len(by_title[title]) > 1 or published_suites(registry, title)
     )
 

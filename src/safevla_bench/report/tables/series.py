@@ -140,7 +140,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
 
 
-# Pairs of metrics with their names in a sentence; does the first metric of the pair rise before the second?
+# Each item is two metrics with their names in a sentence. The text says whether the first metric rises first.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 

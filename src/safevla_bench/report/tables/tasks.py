@@ -174,7 +174,7 @@ def _spec_effect(
     spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
     violated_off = off.is_violated[column] & successes
     removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
-    # Why the specification does not apply in the whole task, or in some of the task's phases.
+    # For each removed violation: why the specification does not apply in the task, or in some of its phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)

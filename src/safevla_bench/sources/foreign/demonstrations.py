@@ -177,7 +177,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
-    code = process.returncode  # negative: the process was ended by the signal with this number
+    code = process.returncode  # if a signal ended the process: minus the signal's number
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         problem = f"reading the file took more than {seconds} s of processor time"
         problem += ", or the machine's memory ran out" if -code == signal.SIGKILL else ""
@@ -224,7 +224,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             if isinstance(frames, RecordError):
                 if frames.place.episode is not None:
                     raise frames
-                warn_once(str(folder), frames.problem)  # whole episodes are missing; the present ones are complete
+                warn_once(str(folder), frames.problem)  # whole episodes are missing; all other episodes are complete
                 continue
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():

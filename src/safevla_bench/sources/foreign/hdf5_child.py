@@ -149,7 +149,7 @@ def _decode_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):
-        value.encode("utf-8")  # raises if h5py replaced undecodable bytes by surrogates
+        value.encode("utf-8")  # raises an error if h5py replaced undecodable bytes by surrogates
         return value
     return None
 

@@ -24,7 +24,7 @@ from safevla_bench.text import warn_once
 from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
-_BURST_RATIO = 5  # a warning is given if the mean time between messages is more than this many medians
+_BURST_RATIO = 5  # warn of bursts if the mean time between messages exceeds the median by this factor
 # Messages with log time 0 and stamp 0 were sent before a simulation began if all other log times exceed this limit.
 _TICK_NS = 1_000_000_000
 _LATEST_NS = np.iinfo(np.int64).max
@@ -232,7 +232,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # the last message at each time
     keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
     step_ns = _find_period(instants)
-    # In the period of messages, a burst counts as one message, and each clock step has at most one message.
+    # For the period, count one message per burst, or one per clock step if the burst is longer than a step.
     is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10
     burst_begins_ns = time_ns[np.flatnonzero(is_apart)[np.cumsum(is_apart) - 1]]
     is_apart |= np.diff((time_ns - burst_begins_ns) // step_ns, prepend=0) > 0

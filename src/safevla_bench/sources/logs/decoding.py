@@ -99,7 +99,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
             idl_texts = [text]
-            if text.startswith(_IDL_SEPARATOR):  # the first line of each part names a type
+            if text.startswith(_IDL_SEPARATOR):  # the line after each separator names a type
                 idl_texts = [part.partition("\n")[2] for part in text.split(_IDL_SEPARATOR)[1:]]
             types = {name: kind for idl_text in idl_texts for name, kind in _parse_idl_types(idl_text).items()}
         else:

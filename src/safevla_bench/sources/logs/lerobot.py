@@ -34,7 +34,7 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, explain_mismatch, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # INFO_1: the path in version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # `INFO_1` is the path in version 1
 _KEY_COLUMNS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
 SUCCESS = "next.success"

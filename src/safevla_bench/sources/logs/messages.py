@@ -29,7 +29,7 @@ from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4  # extra memory of each message in the budget, as a count of numbers
+_SAMPLE_NUMBERS = 4  # memory overhead of a message, as a count of numbers in the budget
 _DENORMAL = 10e-3  # tf2 ignores a transform whose squared quaternion norm differs from 1 by more than this
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of values of a message that are searched for a pose
@@ -237,7 +237,7 @@ class PoseTaker(Taker):
     has_pose: bool = False  # True if a message had a known pose
     has_turn: bool = False  # True if a message had an orientation
     # Marks of the messages before the first known pose.
-    # The rows of these messages get as many NaNs as the first known pose has numbers.
+    # Each message before the first known pose gets a row with as many NaNs as this pose has numbers.
     unknown_marks: array[int] = field(default_factory=lambda: array("q"))
     layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None = the message has pose fields
     names: tuple[str, ...] = ()
@@ -261,7 +261,7 @@ class PoseTaker(Taker):
                     self.budget.spend(_SAMPLE_NUMBERS)
                     self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
                     continue
-                if self.unknown_marks:  # the width is known only now; each message has three marks
+                if self.unknown_marks:  # the first known pose gives the width; each message has three marks
                     self.width = len(pose)
                     self.rows.extend([math.nan] * (self.width * len(self.unknown_marks) // 3))
                     self.marks.extend(self.unknown_marks)

@@ -67,7 +67,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]  # axis -> indices of the numbers in the set for this axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return one index per axis, in the order of `wanted` (numbered axes: by number); () unless each has one."""
+        """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has just one."""
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -320,7 +320,7 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     of their names give no quantity (an orientation has at least three numbers).
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
-    # Group and kind of all other names, except those of another position.
+    # (group, kind) of each name outside the position, except names that belong to another position.
     parsed = [
         (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
     ]
@@ -455,7 +455,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
 
 
 def require_quaternions(quaternions: Floats, part: str) -> None:
-    """Raise `RecordError` if most quaternions, [n, 4], have a norm far from 1; unknown and zero ones do not count."""
+    """Raise `RecordError` if the median norm of quaternions [n, 4], except unknown and zero ones, is far from 1."""
     norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
     norms = norms[norms > 0]
     if len(norms) and abs(np.median(norms) - 1) > _NORM_SLACK:
@@ -474,7 +474,7 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         decide_pose(names, size)
         return []
     except ValueError as question:
-        if "unit" in str(question):  # only a change of the names can resolve it
+        if "unit" in str(question):  # only a change of the names can resolve the ambiguity
             return []
         positions, problem = find_positions(names), str(question)
     lines = []

@@ -114,7 +114,7 @@ def _read_rosbag2(folder: Path) -> Recording:
     if ignored := [path.name for path in present_parts if path not in (*parts, *unlisted_parts)]:
         named = ", ".join(ignored[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which is not read; name this file to read it")
-    if is_numbered or not listed_names:  # otherwise, the metadata's order is kept
+    if is_numbered or not listed_names:  # files with different names keep the metadata's order
         parts = sorted((*parts, *unlisted_parts), key=_part_key)
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("the files have several formats", remedy="Keep only one recording's files.", place=place)

@@ -423,7 +423,7 @@ def _joint_order(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-# Signs that may change the meaning of an instruction: these symbols, a minus sign, and a decimal point.
+# Signs that may change an instruction's meaning, such as a percent sign, a minus sign or a decimal point.
 _MEANINGFUL = re.compile(r"[/\\#%&*@‰°]|(?<!\w)[-\u2010-\u2015\uff0d]\s*\.?\w|\.\d")
 
 

@@ -175,7 +175,7 @@ class EpisodeIndex:
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
-        order = np.argsort([*chosen, *self._other_indices(chosen)])  # indices in `batch`, in the order of the index
+        order = np.argsort([*chosen, *self._other_indices(chosen)])  # for each episode in order, its index in `batch`
         return select_episodes(batch, order)
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:

@@ -491,7 +491,7 @@ def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
     for task in plan.tasks:
         count = plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)
         episodes_of_task[task] = max(0, count)
-    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # some policy or task is not listed
+    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # run.json lacks a policy or task
         return None
     episodes = (
         (policy.policy, task, number)
