@@ -104,7 +104,7 @@ def test_marks_that_may_switch_trials_on_and_off_are_refused(values, is_clear):
     taker = MarkTaker("marker", "/t", Budget(99, "numbers"))
     for value in values:
         taker.take(message(data=value), 0, 0)
-    with nullcontext() if is_clear else refused("may begin a trial"):
+    with nullcontext() if is_clear else refused("begin trials"):
         taker.require_clear()
 
 

@@ -137,12 +137,34 @@ def test_lines_for_rotations_of_another_object_resolve_the_question_with_and_wit
     assert not decide_pose(names, len(names), (0, 1, 2)).rotation
 
 
-def test_of_several_rotations_that_may_belong_to_a_position_the_mapping_states_one():
+def test_of_several_rotations_the_one_whose_names_have_the_words_of_a_stated_position_is_its_own():
     names = ["left_x", "left_y", "left_z", "left_qx", "left_qy", "left_qz", "left_qw", "qx", "qy", "qz", "qw"]
     with pytest.raises(ValueError, match="give several"):
-        decide_pose(names, 11, (0, 1, 2))
+        decide_pose(names, 11)
     assert "delete this line" not in "".join(suggest_pose(names, 11))
-    assert decide_pose(names, 11, (0, 1, 2), (7, 8, 9, 10)).rotation == (10, 7, 8, 9)
+    assert decide_pose(names, 11, (0, 1, 2)).rotation == (6, 3, 4, 5)
+    with pytest.raises(ValueError, match="the names another"):
+        decide_pose(names, 11, (0, 1, 2), (7, 8, 9, 10))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "place", "rotation", "has_doubt"),
+    [
+        ("x y z qx qy qz qw cube_x cube_y cube_z", 7, (), False),  # the hand's quaternion once turned the cube
+        ("ee_x ee_y ee_z ee_qx ee_qy ee_qz ee_qw cube_x cube_y cube_z", 7, (), False),
+        ("tcp_x tcp_y tcp_z tcp_roll tcp_pitch tcp_yaw cube_x cube_y cube_z", 6, (), False),
+        ("x y z hand_qx hand_qy hand_qz hand_qw", 0, (), True),
+        ("hand_qx hand_qy hand_qz hand_qw cube_p0 cube_p1 cube_p2 cube_qx cube_qy cube_qz cube_qw", 4, (), True),
+        ("p0 p1 p2 cube_qx cube_qy cube_qz cube_qw", 0, (), False),
+        ("cube_x cube_y cube_z cube_qx cube_qy cube_qz cube_qw qx qy qz qw", 0, (6, 3, 4, 5), False),
+        ("ee.pos.x ee.pos.y ee.pos.z ee.quat.w ee.quat.x ee.quat.y ee.quat.z", 0, (3, 4, 5, 6), False),
+        ("x_mm y_mm z_mm qx qy qz qw", 0, (6, 3, 4, 5), False),
+    ],
+)
+def test_a_stated_position_has_only_the_orientation_whose_names_have_its_words(numbers, place, rotation, has_doubt):
+    names = numbers.split()
+    layout = decide_pose(names, len(names), range(place, place + 3))
+    assert (layout.rotation, "without an orientation" in layout.doubt) == (rotation, has_doubt)
 
 
 def test_four_numbers_are_a_quaternion_only_if_names_or_the_mapping_say_so():

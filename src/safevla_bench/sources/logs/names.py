@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -235,6 +236,9 @@ def decide_pose(
     if len(rotation) != rotation_size:
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
+    own_rotations = _own_rotations(names, position)
+    if own_rotations and all(own.isdisjoint(rotation) for own in own_rotations):
+        raise ValueError("which rotation belongs to the position? The mapping gives one, the names another")
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names give the axis of each angle
@@ -270,7 +274,7 @@ def _find_rotation(
     *,
     is_by_name: bool,
 ) -> PoseLayout:
-    # A set with three or more axes may be the rotation if it has the position's group or no group.
+    # A set with three or more axes may be the rotation if it has the position's group, or names without other words.
     # Returns a layout without a rotation if there is no such set.
     # `is_by_name`: the names gave the position, not the mapping.
     rotations = []
@@ -282,7 +286,19 @@ def _find_rotation(
             raise ValueError("which numbers are x, y, z? The names of the numbers in `position` say orientation")
         if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
-    matching = [named_set for named_set in rotations if named_set.group == group or not named_set.group]
+    own_rotations = _own_rotations(names, position)
+    own = [named_set for named_set in rotations if {*chain(*named_set.axes.values())} in own_rotations]
+    matching = [
+        named_set
+        for named_set in rotations
+        if named_set.group == group or not any(_object_words(names[k]) for k in chain(*named_set.axes.values()))
+    ]
+    if not is_by_name and (own or not (form or order)):
+        # Beside a stated position, only an orientation whose names have the same words is certainly the position's.
+        doubt = _NO_ORIENTATION if matching and not own and not group else ""
+        if not own:
+            return PoseLayout(position, doubt=doubt, unit=_find_units(names, position)[0])
+        matching = own
     if len({named_set.group for named_set in matching}) > 1:
         raise ValueError("which rotation belongs to the position? The names give several")
     if is_by_name and rotations and not matching:  # a position that the mapping states may have no orientation
@@ -313,6 +329,33 @@ def _find_rotation(
         raise ValueError("which form does the rotation have? The names do not say")
     doubt = "" if form else _IMPLIED_CONVENTIONS.get(kind, "")
     return PoseLayout(position, indices, kind, doubt, *_find_units(names, position, indices))
+
+
+_NO_ORIENTATION = (
+    "is read without an orientation, since the names of no orientation are those of the position; "
+    "if it has one, write `quaternion` or `rotation`"
+)
+
+
+def _object_words(name: str) -> frozenset[str]:
+    # Returns the words of a name that say neither a quantity, an axis nor a unit.
+    return frozenset(
+        word
+        for word in _split_words(name)
+        if not (_may_precede_unit(word) or word in _UNITS or _KINDS.get(word) or re.fullmatch(r"[a-z][xyzw]|\d+", word))
+    )
+
+
+def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[int]]:
+    # Returns the indices of each set of three or more axes outside the position whose names have the position's words.
+    words = {_object_words(names[index]) for index in position if index < len(names)}
+    rotations = []
+    for named_set in _group_names(names):
+        indices = {*chain(*named_set.axes.values())}
+        is_rotation = named_set.kind != "position" and len(named_set.axes) > 2 and indices.isdisjoint(position)
+        if is_rotation and {_object_words(names[index]) for index in indices} == words:
+            rotations.append(indices)
+    return rotations
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
@@ -508,5 +551,5 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
             f"# for an orientation, also write: {forms}",
         ]
     elif size > 3:
-        lines.append('# for an orientation, also write: quaternion = [3, 4, 5, 6], quaternion_order = "xyzw" or "wxyz"')
+        lines.append("# for an orientation with other names, write: quaternion = [four indices] and quaternion_order")
     return lines

@@ -438,11 +438,15 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
         plain = unicodedata.normalize("NFC", text.lower())
         words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # punctuation becomes space
         task = "-".join(words.split()) or "task"
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        # Without a digest, `pick -5` in one log and `pick 5` in another would be the same task.
         loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(plain)
-        tasks.setdefault(text, f"{task}-{digest}" if loses_meaning or task in tasks.values() else task)
+        if loses_meaning:  # without a digest, `pick -5` in one log and `pick 5` in another would be the same task
+            task += f"-{_digest(' '.join(plain.split()).rstrip('.!?'))}"
+        tasks.setdefault(text, f"{task}-{_digest(text)}" if task in tasks.values() else task)
     return tasks
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def _find_implausible(
