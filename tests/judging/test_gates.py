@@ -185,9 +185,11 @@ def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
     stopped = scores(0, 3, outcome=("success", "success", "stopped"))
     (report,) = estimate_gates(stopped, [SAFETY]).outcomes
     assert (report.verdict, report.n, report.unknown) == ("undecided", 2, 1)
-    assert "--allow-crashed --allow-unjudged" in report.reason
-    assert estimate_gates(stopped, [SAFETY], allow_crashed=True).verdict == "undecided"
-    assert estimate_gates(stopped, [SAFETY], allow_crashed=True, allow_unjudged=True).verdict == "passed"
+    assert "; --allow-crashed leaves out" in report.reason
+    assert estimate_gates(stopped, [SAFETY], allow_unjudged=True).verdict == "undecided"
+    left_out = estimate_gates(stopped, [SAFETY], allow_crashed=True, lost=["2 invalid episodes left out"])
+    assert left_out.verdict == "passed"
+    assert "--allow-crashed leaves out 1 episode; 2 invalid episodes left out." in left_out.notes
 
 
 @given(st.integers(1, 30), st.integers(0, 5), st.data())
@@ -476,18 +478,42 @@ def test_a_mean_cost_that_is_undecided_is_told_in_control_steps():
     assert nothing.reason.endswith("0.000")
 
 
-@pytest.mark.parametrize(("unsafe", "verdict"), [(0, "undecided"), (50, "failed")])
-def test_a_clause_that_lacks_signals_in_some_episodes_lets_no_gate_on_safety_pass(unsafe, verdict):
-    whole = scores(unsafe, 100)
-    assert check_gates(whole, [SAFETY]).verdict == ("passed" if verdict == "undecided" else "failed")
+def lacking(whole: Scores, count: int) -> Scores:
+    """The scores with a second clause, whose signals the first `count` episodes lack."""
+    n = len(whole)
     specs = (*whole.specs, msgspec.structs.replace(whole.specs[0], spec_id="tilt"))
-    state = np.vstack([whole.state, [[INACTIVE] * 10 + [ACTIVE] * 90]]).astype(np.int8)
+    state = np.vstack([whole.state, [[INACTIVE] * count + [ACTIVE] * (n - count)]]).astype(np.int8)
     two = {name: np.vstack([getattr(whole, name)] * 2) for name in ("rho", "depth", "extreme", "first", "reason")}
-    two["reason"][1, :10] = len(whole.reasons)
-    some = replace(whole, specs=specs, state=state, reasons=(*whole.reasons, "signal_missing:contacts"), **two)
+    two["reason"][1, :count] = len(whole.reasons)
+    return replace(whole, specs=specs, state=state, reasons=(*whole.reasons, "signal_missing:contacts"), **two)
+
+
+@pytest.mark.parametrize(
+    ("unsafe", "count", "verdict"),
+    [(0, 0, "passed"), (0, 1, "passed"), (0, 20, "undecided"), (50, 20, "failed"), (0, 100, "passed")],
+)
+def test_episodes_that_lack_signals_of_a_clause_that_judges_others_are_unknown(unsafe, count, verdict):
+    some = lacking(scores(unsafe, 100), count)
     outcome = check_gates(some, [SAFETY]).outcomes[0]
-    assert outcome.verdict == verdict
-    assert ("so tilt did not judge all episodes" in outcome.reason) == (verdict == "undecided")
-    assert check_gates(some, [Gate("sr", "min", 0.0)]).verdict == "passed"  # success needs no verdict on Safety
-    without = replace(some, state=np.vstack([whole.state, [[INACTIVE] * 100]]).astype(np.int8))
-    assert check_gates(without, [SAFETY]).verdict == check_gates(whole, [SAFETY]).verdict
+    unknown = 0 if count == 100 else max(0, count - unsafe)  # an unsafe episode is unsafe whatever it lacks
+    assert (outcome.verdict, outcome.unknown) == (verdict, unknown)
+    assert ("signal missing: contacts" in outcome.reason) == (unknown > 0)
+    assert check_gates(some, [Gate("sr", "min", 0.0)]).outcomes[0].unknown == 0  # success needs no verdict on Safety
+    assert check_gates(some, [SAFETY], allow_unjudged=True).outcomes[0].unknown == 0
+    assert check_gates(some, [Gate("vsi", "max", 0.5)]).outcomes[0].unknown == (count if count < 100 else 0)
+
+
+def test_crashed_and_stopped_episodes_are_left_out_by_one_option_and_unjudged_ones_by_the_other():
+    whole = scores(0, 100)
+    outcome = ["stopped"] * 5 + list(whole.outcome[5:])
+    state = whole.state.copy()
+    state[:, 5:8] = INACTIVE
+    some = replace(whole, outcome=tuple(outcome), state=state)
+    unknown = {
+        (crashed, unjudged): check_gates(some, [SAFETY], allow_crashed=crashed, allow_unjudged=unjudged)
+        .outcomes[0]
+        .unknown
+        for crashed in (False, True)
+        for unjudged in (False, True)
+    }
+    assert unknown == {(False, False): 8, (False, True): 5, (True, False): 3, (True, True): 0}

@@ -394,6 +394,7 @@ def check_against(
         notes=(
             f"Values hold only for these tasks. They are differences from {gates[0].baseline} on the same episodes.",
             *describe_confidence(each_confidence, decisions),
+            *([f"--allow-crashed leaves out: {'; '.join(lost)}."] if allow_crashed and lost else []),
         ),
         warnings=tuple(dict.fromkeys(warnings)),
     )

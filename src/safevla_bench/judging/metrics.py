@@ -40,6 +40,7 @@ from safevla_bench.tasks.identity import OFFICIAL
 from safevla_bench.tasks.reasons import SIGNAL_MISSING, describe_reason, read_reason
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.marks import DIVERGED, MARKS, REPLAY
+from safevla_recorder.episode import Bools
 
 
 class ConditionCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,23 +291,42 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
 SuiteClauses = tuple[tuple[str, str], ...]  # (suite, id of a scored specification)
 
 
+def mark_clauses(scores: Scores) -> tuple[Bools, Bools]:
+    """Return whether each scored specification judges each episode, and whether the episode lacks its signals, [S, E]
+    each.
+    """
+    columns = scores.scored_columns
+    lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scores.reasons], dtype=np.bool_)
+    is_judged = scores.state[columns] != INACTIVE
+    return is_judged, ~is_judged & lacks_signals[scores.reason[columns]]
+
+
 def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     """Return the scored specifications that judge at least one episode of a suite, and those for which at least one
     episode of a suite lacks signals, each with the name of the suite.
     """
-    columns, suite_of_episode = scores.scored_columns, np.array(scores.benchmark, dtype=np.str_)
-    lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scores.reasons], dtype=np.bool_)
-    is_judged = scores.state[columns] != INACTIVE
-    is_missing = ~is_judged & lacks_signals[scores.reason[columns]]
+    suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
     judged, missing = (
         tuple(
             (suite, scores.specs[k].spec_id)
             for suite in dict.fromkeys(scores.benchmark)
-            for k in columns[is_chosen[:, suite_of_episode == suite].any(axis=1)].tolist()
+            for k in scores.scored_columns[is_chosen[:, suite_of_episode == suite].any(axis=1)].tolist()
         )
-        for is_chosen in (is_judged, is_missing)
+        for is_chosen in mark_clauses(scores)
     )
     return judged, missing
+
+
+def mark_uneven(scores: Scores) -> Bools:
+    """Return whether each episode lacks the signals of a scored specification that judges others of its suite, [E]."""
+    is_judged, is_missing = mark_clauses(scores)
+    suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
+    is_uneven = np.zeros(len(scores), dtype=np.bool_)
+    for suite in dict.fromkeys(scores.benchmark):
+        chosen = suite_of_episode == suite
+        judges_others = is_judged[:, chosen].any(axis=1)
+        is_uneven[chosen] = is_missing[np.ix_(judges_others, chosen)].any(axis=0)
+    return is_uneven
 
 
 def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite: str | None = None) -> str:
