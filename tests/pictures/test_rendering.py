@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from builders import episode
 from report.scenes import rollout
 from safevla_bench.errors import FileError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart
 from safevla_bench.hosts.fake.host import FakeHost
+from safevla_bench.interface.stage import Camera, Picture
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.drawing import format_reading
-from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, Shot, render_frames, select_shots, violation_shot
+from safevla_bench.pictures.rendering import (
+    FrameStyle,
+    RecordedRun,
+    Shot,
+    render_checked,
+    render_frames,
+    select_shots,
+    violation_shot,
+)
 
 RULESET = load_ruleset()
 
@@ -113,3 +124,10 @@ def test_no_picture_is_written_through_a_link_out_of_the_run(tmp_path):
     with pytest.raises(FileError, match="out of run"):
         render_frames(run, [0], FrameStyle(), lambda *_: None, lambda _: None)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_record_without_tracked_bodies_can_be_shown():
+    record = episode(body_pos_m=None, body_quat_wxyz=None)
+    picture = Picture(np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2), np.uint8), {"cup": np.zeros(3)})
+    stage = SimpleNamespace(render=lambda *_: picture)
+    assert render_checked(stage, record, 1, Camera("front"), (2, 2)) is picture

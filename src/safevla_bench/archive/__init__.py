@@ -113,6 +113,7 @@ _REMEDY_UNIQUE_IDS = (
 
 
 def _repeated_id_error(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
+    # Returns the error for a second episode with the same policy and id.
     policy, episode_id = key
     by_policy = "" if policy is None else f" by policy {policy!r}"
     place = Place(file=str(path), episode=episode_id, field="episode_id")

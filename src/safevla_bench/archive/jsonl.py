@@ -234,6 +234,7 @@ def decode_json(line: bytes) -> Batch:
 
 
 # Limits for the distance from the origin, the control step, and the difference of a norm from 1.
+# `OFF_RATE` limits the ratio of dt and the median interval of time stamps.
 # A value beyond its limit may have a wrong unit.
 FAR_M, LONG_S, OFF_NORM, OFF_RATE = 100.0, 1.0, 0.1, 5.0
 

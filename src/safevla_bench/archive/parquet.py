@@ -69,7 +69,7 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         stream,
         schema,
         compression="zstd",
-        use_dictionary=[parquet_rows.GEOMETRY] if has_geometry else False,
+        use_dictionary=[parquet_rows.GEOMETRY] if has_geometry else False,  # many episodes have the same text
         use_byte_stream_split=real_columns,
         write_statistics=not has_geometry,
         write_page_checksum=True,
@@ -94,6 +94,7 @@ def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.Parquet
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    # Yields the episodes of each row group, as batches of one. A single episode may be larger than `_GROUP_BYTES`.
     group: list[Batch] = []
     total_bytes = 0
     for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
@@ -192,6 +193,7 @@ def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> 
 
 
 def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
+    # Yields each row as a batch of one, or as an error with the row's number; the number of the first row is `first`.
     for row in range(rows.num_rows):
         try:
             yield parquet_rows.decode_rows(rows.slice(row, 1))
@@ -207,6 +209,7 @@ def _episode_id(rows: pa.RecordBatch, row: int) -> Any:
 
 
 def _check_columns(schema: pa.Schema) -> None:
+    # Raises `RecordError` if a file lacks a required column, or has a repeated or unknown column or a wrong type.
     for name in _REQUIRED:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)

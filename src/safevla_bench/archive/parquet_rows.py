@@ -159,6 +159,7 @@ def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa
 
 
 def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
+    # Returns a row's poses as a list over steps, bodies and, unless a body has a single value, numbers.
     row_counts = np.where(poses.present, steps, 0)
     body_counts = np.repeat(np.diff(poses.body_starts), row_counts)
     values = _to_arrow(poses.channel.values, spec)
@@ -178,6 +179,7 @@ def _has_contact_column(batch: Batch, name: str) -> Bools:
 
 
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
+    # Returns `contacts` and the columns `OF_CONTACTS`. In each, a row has a list per record of a list of contacts.
     contacts, contact_counts = batch.contacts, np.diff(batch.contacts.starts)
     # For each contact: the batch's index of its episode's first body. Tables count each episode's bodies from 0.
     first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
@@ -432,6 +434,7 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
+    # Returns the values with `value` in place of nulls, which `to_numpy` turns into NaN.
     # `fill_null` would make pyarrow import all of pandas, which counts against the memory limit.
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if not values.null_count else np.where(np.isnan(array), value, array)

@@ -64,6 +64,7 @@ def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
 
 
 def _define_step(name: str, of_arms: bool, doc: str) -> Any:
+    # Returns a struct class with the number `t` of the step and an optional field for each channel.
     channels = [spec for spec in CHANNELS if spec.name not in OF_CONTACTS]
     return msgspec.defstruct(
         name,
@@ -326,6 +327,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
 
 
 def _check_level(fields: object, level: str) -> None:
+    # Raises an error unless `fields` is an object whose names are not in the schema of this level.
     _check_rule(isinstance(fields, dict), f"the fields of {level} must be an object")
     for name in fields:  # type: ignore[attr-defined]
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema, which cannot be host-specific")
@@ -334,8 +336,8 @@ def _check_level(fields: object, level: str) -> None:
 _REMEDY_EXTRA = 'Write only fields outside the schema: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.'
 
 
-def _check_rule(holds: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
-    if not holds:
+def _check_rule(is_satisfied: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
+    if not is_satisfied:
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
 
 
@@ -370,6 +372,7 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
     number of bodies in each row of a pose channel. `arms` is the number of the robot's arms.
     """
+    # `spec.shape` has numbers and symbols, such as "n" for the number of records. Other symbols permit any size.
     size_of_symbol = {"n": records, "n-1": records - 1}
     if spec.is_pose:
         size_of_symbol[str(spec.shape[1])] = bodies

@@ -241,23 +241,24 @@ class _SuiteResults:
         return [task for task in first if all(task in tasks for tasks in others)]
 
     def measure(
-        self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
+        self, index_pairs: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of `R` pairs of policies, whose indices are `numbers`, [R, 2]. `fill` has one value
+        """Return the differences of `R` pairs of policies with the indices `index_pairs`, [R, 2]. `fill` has one value
         for each policy of a pair, which replaces unknown values. If `fill` is None, unknown values are left out.
         """
-        names = [(self.members[first].name, self.members[second].name) for first, second in numbers.tolist()]
+        names = [(self.members[first].name, self.members[second].name) for first, second in index_pairs.tolist()]
         if self.pairs:
-            gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
+            gaps, is_single = self.pairs.state_gaps(index_pairs, metric, fill)
             tasks, places = self.pairs.tasks  # `places` has the index of each state's task
             differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
             known_gaps = np.nan_to_num(gaps)  # an unknown difference counts as 0, so it does not change a sum
             by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
         fills = fill or (None, None)
+        # Each fill value -> the values of all policies with this fill value.
         by_fill = {value: [values_by_task(member, metric, value) for member in self.members] for value in {*fills}}
         first_values, second_values = (
-            [by_fill[value][k] for k in policies] for policies, value in zip(numbers.T.tolist(), fills, strict=True)
+            [by_fill[value][k] for k in policies] for policies, value in zip(index_pairs.T.tolist(), fills, strict=True)
         )
         return _Measured(
             *unpaired_differences(names, (first_values, second_values), self._planned_tasks, metric, options), None
@@ -273,23 +274,26 @@ class _SuiteResults:
         uneven = describe_uneven(((member.judged_clauses, member.missing_clauses) for member in members), self.suite)
         if uneven and metric != SR.key:
             return uneven
+        if allow_crashed:
+            return ""
         reasons = []
-        for member in [] if allow_crashed else members:
-            unplaced = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
+        for member in members:
             reasons += [f"{member.name}: {reason}" for reason in member.uncounted]
-            if unplaced:
-                reasons.append(f"{member.name}: {count_noun(unplaced, 'lost episode')} without an initial state")
+            # A lost episode without an initial state cannot be paired, so it is not counted as unknown.
+            unpaired_count = sum(episode.init_state_index is None for episode in member.lost) if self.pairs else 0
+            if unpaired_count:
+                reasons.append(f"{member.name}: {count_noun(unpaired_count, 'lost episode')} without an initial state")
         return "; ".join(reasons)
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
-    def count_unknown(self, numbers: Ints, metric: str) -> Ints:
+    def count_unknown(self, index_pairs: Ints, metric: str) -> Ints:
         # Returns the number of planned episodes without a value for each of `R` pairs of policies, [R].
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
-            return np.asarray(unknown[numbers].sum(axis=1))
+            return np.asarray(unknown[index_pairs].sum(axis=1))
         # Row 0 has the number of all episodes by policy and task.
         # Row 1 has the number of episodes without a value, by policy and task. Tasks of only one policy do not count.
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
@@ -298,7 +302,7 @@ class _SuiteResults:
             is_unknown = [*np.isnan(METRICS[metric].values(member)).tolist(), *(True for _ in member.lost)]
             for task, is_missing in zip([*member.tasks, *member.lost_tasks], is_unknown, strict=True):
                 counts[:, policy, task_index[task]] += (1, is_missing)
-        first_policy, second_policy = numbers.T
+        first_policy, second_policy = index_pairs.T
         is_shared = (counts[0, first_policy] > 0) & (counts[0, second_policy] > 0)
         return np.asarray((is_shared * (counts[1, first_policy] + counts[1, second_policy])).sum(axis=1))
 
@@ -310,14 +314,13 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
     else:
         task_sets = [dict.fromkeys(result.tasks) for result in results]
         shared = {task for first, second in combinations(task_sets, 2) for task in first if task in second}
-        suites = list(
-            dict.fromkeys(suite for tasks in task_sets for suite, task_id in tasks if (suite, task_id) in shared)
-        )
+        suites = list(dict.fromkeys(task[0] for tasks in task_sets for task in tasks if task in shared))
+    scopes: list[str | None] = [*suites, None] if len(suites) > 1 else [*suites]  # None = all suites
     return [
         _SuiteResults(
             suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite)
         )
-        for suite in [*suites, *([None] if len(suites) > 1 else [])]  # None = all suites
+        for suite in scopes
     ]
 
 
@@ -339,6 +342,7 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
 
 
 def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
+    # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies.
     policies = range(len(scope.members))
     standings = (
         [_episode_standing(scope.pairs, k, metric, options) for k in policies]
@@ -354,26 +358,26 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
-        add_extremes(item, [extreme.differences[k] for extreme in extremes], count) if count else item
-        for k, (item, count) in enumerate(zip(measured.differences, unknown.tolist(), strict=True))
+        add_extremes(difference, [extreme.differences[k] for extreme in extremes], count) if count else difference
+        for k, (difference, count) in enumerate(zip(measured.differences, unknown.tolist(), strict=True))
     ]
     adjusted = [_adjust_p_values(assumption, differences) for assumption in (measured, *extremes)]
     decided = [
         _decide_verdict(
-            item,
+            difference,
             metric,
             [p_values[k] for p_values in adjusted],
             options,
             partial(scope.find_obstacle, pairs[k], metric, allow_crashed=options.allow_crashed),
         )
-        for k, item in enumerate(differences)
+        for k, difference in enumerate(differences)
     ]
     if metric in BOUNDED and METRICS[metric].unit:
-        corrected = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))
-        for k in [k for k, item in enumerate(decided) if item.undecided][:_MAX_TIPPING_POINTS]:
-            decided[k] = replace(
-                decided[k], tipping=_find_tipping(scope, tuple(pairs[k]), decided[k], metric, corrected)
-            )
+        corrected = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))  # Bonferroni
+        undecided = [k for k, difference in enumerate(decided) if difference.undecided]
+        for k in undecided[:_MAX_TIPPING_POINTS]:
+            tipping = _find_tipping(scope, tuple(pairs[k]), decided[k], metric, corrected)
+            decided[k] = replace(decided[k], tipping=tipping)
     return _add_rank_ranges(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
@@ -382,7 +386,8 @@ _MAX_TIPPING_POINTS = 10  # limit on the number of pairs of policies whose tippi
 
 def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     # If there are only two policies, an initial state counts only if both policies have a value in it.
-    means, is_single = pairs.state_means((policy, 1 - policy if len(pairs.results) == 2 else policy), metric)
+    other = 1 - policy if len(pairs.results) == 2 else policy
+    means, is_single = pairs.state_means((policy, other), metric)
     is_counted = bool(METRICS[metric].unit) and is_single
     return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
 
@@ -434,13 +439,12 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
     a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
     p-values of rates of paired episodes. Holm's rule adjusts all other p-values.
     """
-    p_values, p_by_task = (
-        np.array([1.0 if (p_value := getattr(item, field)) is None else p_value for item in measured.differences])
-        for field in ("p_value", "p_by_task")
-    )
+    columns = [[difference.p_value, difference.p_by_task] for difference in measured.differences]
+    # As a float, a missing p-value (None) is NaN.
+    p_values, p_by_task = np.nan_to_num(np.array(columns, dtype=np.float64), nan=1.0).T
     is_tested = [
-        item.p_value is not None and known_item.pairs != 0 and known_item.difference is not None
-        for item, known_item in zip(measured.differences, known_differences, strict=True)
+        difference.p_value is not None and known.pairs != 0 and known.difference is not None
+        for difference, known in zip(measured.differences, known_differences, strict=True)
     ]
     tested = np.flatnonzero(is_tested)
     adjusted, adjusted_by_task = np.ones(len(known_differences)), np.ones(len(known_differences))
@@ -454,7 +458,7 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
 
 
 def _decide_verdict(
-    item: Difference,
+    difference: Difference,
     metric: str,
     p_values: _PValues,
     options: ComparisonOptions,
@@ -464,42 +468,46 @@ def _decide_verdict(
     of `p_values` is for the known values. If a value is unknown, two more items are for the extremes (`add_extremes`).
     If the difference is significant, `find_obstacle` is called; if it returns a reason, there is no verdict.
     """
-    if item.p_value is None:
-        return item
+    if difference.p_value is None:
+        return difference
     (adjusted, adjusted_by_task), *at_extremes = p_values
-    item = replace(
-        item, p_adjusted=adjusted, p_by_task_adjusted=adjusted_by_task if item.p_by_task is not None else None
-    )
-    if item.p_by_task is not None and item.tasks < (least_task_count := least_tasks(options.confidence)):
-        item = replace(item, tasks_needed=least_task_count)
-    if not item.difference or item.no_verdict or not is_significant(adjusted, options.confidence):
-        return item
+    difference = replace(difference, p_adjusted=adjusted)
+    if difference.p_by_task is not None:
+        least_count = least_tasks(options.confidence)
+        tasks_needed = least_count if difference.tasks < least_count else None
+        difference = replace(difference, p_by_task_adjusted=adjusted_by_task, tasks_needed=tasks_needed)
+    if not difference.difference or difference.no_verdict or not is_significant(adjusted, options.confidence):
+        return difference
     if obstacle := find_obstacle():
-        return replace(item, no_verdict=obstacle)
+        return replace(difference, no_verdict=obstacle)
     # A verdict is robust if the difference stays significant for all values that unknown episodes can have.
-    worst_cases = ((item.p_at_extremes, item.p_by_task_at_extremes), *at_extremes)
+    worst_cases = ((difference.p_at_extremes, difference.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]
     is_robust, is_robust_by_task = (
-        options.allow_crashed or not item.unknown or is_significant(p_value, options.confidence)
+        options.allow_crashed or not difference.unknown or is_significant(p_value, options.confidence)
         for p_value in greatest_p
     )
     if not is_robust:
-        return replace(item, undecided=True)
-    is_first = (item.difference > 0) == (METRICS[metric].better == "high")
-    better = item.first if is_first else item.second
-    item = replace(item, better=better)
-    if item.p_by_task is None or item.tasks_needed or not is_significant(adjusted_by_task, options.confidence):
-        return item
-    return replace(item, better_by_task=better) if is_robust_by_task else replace(item, undecided_by_task=True)
+        return replace(difference, undecided=True)
+    is_first_better = (difference.difference > 0) == (METRICS[metric].better == "high")
+    better = difference.first if is_first_better else difference.second
+    difference = replace(difference, better=better)
+    is_shown_by_task = difference.p_by_task is not None and is_significant(adjusted_by_task, options.confidence)
+    if difference.tasks_needed or not is_shown_by_task:
+        return difference
+    if not is_robust_by_task:
+        return replace(difference, undecided_by_task=True)
+    return replace(difference, better_by_task=better)
 
 
 def _find_tipping(
-    scope: _SuiteResults, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
+    scope: _SuiteResults, pair: tuple[int, int], difference: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
     """Return `Difference.tipping` for a pair of policies; None if several unpaired episodes have the same start."""
     # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0
-    leading, trailing = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
+    is_first_leading = ((difference.difference or 0.0) > 0) == (best == 1.0)
+    leading, trailing = pair if is_first_leading else pair[::-1]
     if scope.pairs:
         return find_tipping_point(
             scope.pairs.count_outcomes((leading, trailing), metric, best),
@@ -512,18 +520,12 @@ def _find_tipping(
     shared = sorted({*filled_values} & {*other_values})
     if any(side[task].by_start.is_clustered for side in (filled_values, other_values) for task in shared):
         return None
-    outcome_counts = [
-        [(side[task].values == best, len(side[task].values)) for side in (filled_values, other_values)]
-        for task in shared
-    ]
-    unknown_counts = [
-        n - (len(known_values[task].values) if task in known_values else 0)
-        for task, ((_, n), _) in zip(shared, outcome_counts, strict=True)
-    ]
-    units = [
-        (best_n.sum(), unknown_n, n, other_best_n.sum(), other_n)
-        for unknown_n, ((best_n, n), (other_best_n, other_n)) in zip(unknown_counts, outcome_counts, strict=True)
-    ]
+    units = []  # for each task, the five counts that `is_better` describes
+    for task in shared:
+        values, trailing_values = filled_values[task].values, other_values[task].values
+        known_n = len(known_values[task].values) if task in known_values else 0
+        best_n, trailing_best_n = (values == best).sum(), (trailing_values == best).sum()
+        units.append((best_n, len(values) - known_n, len(values), trailing_best_n, len(trailing_values)))
     return find_tipping_point(units, lambda units: is_better(units, options.confidence, paired=False))
 
 
@@ -542,9 +544,10 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
     """Return policy -> its best and worst possible rank, from the verdicts on these tasks for all pairs of policies."""
     ranks = {policy: [1, len(policies)] for policy in policies}
-    for item in differences:
-        if item.better and item.first in ranks and item.second in ranks:
+    for difference in differences:
+        better, first, second = difference.better, difference.first, difference.second
+        if better and first in ranks and second in ranks:
             # The worse policy's best rank grows by one; the better policy's worst rank falls by one.
-            ranks[item.second if item.better == item.first else item.first][0] += 1
-            ranks[item.better][1] -= 1
+            ranks[second if better == first else first][0] += 1
+            ranks[better][1] -= 1
     return {policy: (best, worst) for policy, (best, worst) in ranks.items()}

@@ -236,6 +236,7 @@ def select_policy(
     Raises `RunError` for fewer than two policies, policies with the same name, or policies that ran different tasks.
     """
     _require_candidates(results)
+    # The first gate only gives the value of `metric`; its limit of 0 is always satisfied.
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
     reason = "; ".join(lost)
@@ -289,13 +290,11 @@ def _sort_key(candidate: Contender) -> tuple[bool, float, float]:
     # Candidates that violate a condition follow, sorted by their distance from the first condition's limit.
     # `slack` is the distance from the first condition's limit, positive if the condition is satisfied.
     slack = 0.0
-    for condition in candidate.conditions[:1]:
+    if candidate.conditions:
+        condition = candidate.conditions[0]
         assert condition.gate is not None
-        slack = (
-            -inf
-            if condition.worst is None
-            else (condition.worst - condition.gate.limit) * (1 if condition.gate.bound == "min" else -1)
-        )
+        sign = 1 if condition.gate.bound == "min" else -1
+        slack = -inf if condition.worst is None else (condition.worst - condition.gate.limit) * sign
     value = candidate.value.worst
     if candidate.is_met:
         return False, -(value or 0.0), -slack
@@ -445,10 +444,11 @@ def _decide_gate(
     unknown_n = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
     # The smallest and the largest difference that unknown values allow. Without unknown values, both are `measured`.
     extremes = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown_n else [measured, measured]
-    bounds = [item.ci for item in extremes]
+    bounds = [extreme.ci for extreme in extremes]
     if each_confidence is None:
         # Without a confidence, the point estimates take the place of the intervals.
-        bounds = [None if item.difference is None else (item.difference, item.difference) for item in extremes]
+        estimates = [extreme.difference for extreme in extremes]
+        bounds = [None if estimate is None else (estimate, estimate) for estimate in estimates]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
     reason = "violations ended episodes early: only Safety is known" if stopped else "no pair has values of both runs"
     outcome = GateOutcome(
@@ -459,6 +459,7 @@ def _decide_gate(
         return outcome
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
+    # If a scored clause judged only some episodes, no metric except SR can be compared.
     uneven = describe_uneven(((result.judged_clauses, result.missing_clauses) for result in pairs.results), suite)
     if uneven and gate.metric != SR.key:
         return msgspec.structs.replace(outcome, reason=uneven)

@@ -113,6 +113,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     if fill is not None:
         values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
         tasks += results.lost_tasks
+        # Starts are numbered from 0, so negative numbers give each lost episode a separate start.
         starts = np.append(starts, -1 - np.arange(len(results.lost)))
     indices_by_task: dict[TaskKey, list[int]] = {}
     for k in np.flatnonzero(~np.isnan(values)).tolist():
@@ -169,7 +170,8 @@ def paired_differences(
     is_known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     in_task = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
     sums, sizes, won, lost = (by_state @ in_task for by_state in (filled, is_known, filled > 0, filled < 0))
-    is_rate, counts = bool(METRICS[metric].unit), [won, lost, sizes]
+    is_rate, counts = bool(METRICS[metric].unit), [won, lost, sizes]  # counts of states by task, [R, K] each
+    # McNemar's test counts wins and losses, so it needs differences that are all -1, 0 or 1.
     is_whole = np.logical_and(is_rate, np.isin(filled, (-1.0, 0.0, 1.0)).all(axis=1))
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
@@ -179,7 +181,7 @@ def paired_differences(
             return significance.paired_mean_test(kept_gaps, options.confidence)
         whole_rows = np.flatnonzero(is_whole[rows])
         first, second, n = (
-            (by_state[rows[whole_rows]] * kept[whole_rows]).sum(axis=1).astype(np.int64) for by_state in counts
+            (by_task[rows[whole_rows]] * kept[whole_rows]).sum(axis=1).astype(np.int64) for by_task in counts
         )
         return _join_groups(
             (whole_rows, lambda _: significance.mcnemar_test(first, second, n, options.confidence)),
@@ -191,26 +193,26 @@ def paired_differences(
             ),
         )
 
-    measured = [
-        Difference(
-            first=first,
-            second=second,
-            test="McNemar, mid-p" if has_counts else "sign flips" if is_rate else "Gaffke",
-            pairs=int(totals[2]),
-            only_first=int(totals[0]) if has_counts else None,
-            only_second=int(totals[1]) if has_counts else None,
-            identical=not is_different,
+    measured = []
+    for k, (first_name, second_name) in enumerate(names):
+        won_n, lost_n, pair_n = (int(by_task[k].sum()) for by_task in counts)
+        if not pair_n:
+            missing = "none: no pair has values of both policies"
+            measured.append(Difference(first=first_name, second=second_name, test=missing, pairs=0))
+            continue
+        has_counts = is_rate and bool(is_single[k])
+        rate_test = "McNemar, mid-p" if has_counts else "sign flips"
+        measured.append(
+            Difference(
+                first=first_name,
+                second=second_name,
+                test=rate_test if is_rate else "Gaffke",
+                pairs=pair_n,
+                only_first=won_n if has_counts else None,
+                only_second=lost_n if has_counts else None,
+                identical=not filled[k].any(),
+            )
         )
-        if totals[2]
-        else Difference(first=first, second=second, test="none: no pair has values of both policies", pairs=0)
-        for (first, second), has_counts, totals, is_different in zip(
-            names,
-            [is_rate and bool(single) for single in is_single],
-            np.array([by_state.sum(axis=1) for by_state in counts]).T.tolist(),
-            [bool(row_gaps.any()) for row_gaps in filled],
-            strict=True,
-        )
-    ]
     return _test_tasks(measured, tasks, (sums, sizes), test, options)
 
 
@@ -296,7 +298,8 @@ def unpaired_differences(
     for k, (first_name, second_name) in enumerate(names):
         shared = np.flatnonzero(is_shared[k])  # indices of tasks
         missing = "no task has values of both policies" if sides[0][k] and sides[1][k] else "one policy has no value"
-        test_name = "Gaffke, MOVER" if not has_counts[k] else _SCORE_TEST if len(shared) > 1 else "Barnard, exact"
+        count_test = _SCORE_TEST if len(shared) > 1 else "Barnard, exact"
+        test_name = count_test if has_counts[k] else "Gaffke, MOVER"
         totals = (first_sums[k, shared], first_sizes[k, shared]), (second_sums[k, shared], second_sizes[k, shared])
         measured.append(
             Difference(
@@ -340,11 +343,8 @@ def _test_tasks(
         return list(measured)
     sums, weights = (part[rows] for part in parts)
     is_used, total_sum, total_weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
-    tested, estimates, task_counts = (
-        test(rows, is_used),
-        _drop_rounding(total_sum / total_weight)[:, 0],
-        is_used.sum(axis=1),
-    )
+    tested, task_counts = test(rows, is_used), is_used.sum(axis=1)
+    estimates = _drop_rounding(total_sum / total_weight)[:, 0]
     is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
         # estimates for each of `R` pairs of policies if each of `K` tasks in turn is left out, [R, K]
@@ -356,25 +356,25 @@ def _test_tasks(
     order = np.argsort(np.round(without * estimates[:, None], 12), axis=1, kind="stable")
     changes_sign = (lowest * highest <= 0) | (np.sign(lowest) != np.sign(estimates))
     loses_significance = np.zeros_like(is_used)
-    shown, left_out = np.nonzero(is_used & (is_shown & ~changes_sign & (task_counts > 1))[:, None])
-    if len(shown):
-        kept = is_used[shown]
-        kept[np.arange(len(shown)), left_out] = False
-        loses_significance[shown, left_out] = ~intervals.is_significant(
-            test(rows[shown], kept).p_value, options.confidence
-        )
+    # Each significant difference is tested again without each of its tasks in turn.
+    retested, left_out = np.nonzero(is_used & (is_shown & ~changes_sign & (task_counts > 1))[:, None])
+    if len(retested):
+        is_kept = is_used[retested]
+        is_kept[np.arange(len(retested)), left_out] = False
+        p_without = test(rows[retested], is_kept).p_value
+        loses_significance[retested, left_out] = ~intervals.is_significant(p_without, options.confidence)
     is_decisive = np.take_along_axis(loses_significance, order, axis=1)
+    # If leaving out some task changes the sign, leaving out the first task in `order` (column 0) does.
     is_decisive[:, 0] |= changes_sign & (task_counts > 1)
     decisive_task = np.where(
         is_decisive.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), is_decisive.argmax(axis=1)], -1
     )
-    by_task, interval = _flip_tasks(sums, weights, options.confidence), tested.interval or _NO_INTERVAL
-    bounds = (
-        np.broadcast_to(end, len(rows)).tolist() for end in (interval.low, interval.high, *by_task[1:], lowest, highest)
-    )
-    low, high, low_by_task, high_by_task, lowest_list, highest_list = bounds
-    completed, decisive_list = list(measured), [int(task) for task in decisive_task]
+    interval = tested.interval or _NO_INTERVAL
+    low, high = (np.broadcast_to(end, len(rows)) for end in (interval.low, interval.high))
+    p_by_task, low_by_task, high_by_task = _flip_tasks(sums, weights, options.confidence)
+    completed = list(measured)
     for k, row in enumerate(rows.tolist()):
+        has_several_tasks = task_counts[k] > 1
         completed[row] = replace(
             measured[row],
             tasks=int(task_counts[k]),
@@ -383,9 +383,9 @@ def _test_tasks(
             p_value=float(tested.p_value[k]),
             excludes_zero=bool(is_shown[k]),
             ci_by_task=distinct_bounds(intervals.Interval(low_by_task[k], high_by_task[k])),
-            p_by_task=float(by_task[0, k]) if task_counts[k] > 1 else None,
-            leave_one_out=(lowest_list[k], highest_list[k]) if task_counts[k] > 1 else None,
-            depends_on="/".join(tasks[decisive_list[k]]) if decisive_list[k] >= 0 else None,
+            p_by_task=float(p_by_task[k]) if has_several_tasks else None,
+            leave_one_out=(float(lowest[k]), float(highest[k])) if has_several_tasks else None,
+            depends_on="/".join(tasks[decisive_task[k]]) if decisive_task[k] >= 0 else None,
         )
     return completed
 
@@ -404,7 +404,7 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
-        rows = np.flatnonzero(mask_indices.ravel() == k)
+        rows = np.flatnonzero(mask_indices.ravel() == k)  # NumPy's version decides the shape of `mask_indices`
         if mask.sum() > 1:
             task_sums, task_weights = (side[np.ix_(rows, mask)] for side in (sums, weights))
             test = significance.flip_task_means(task_sums / task_weights, task_weights, confidence)
@@ -452,18 +452,19 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
     `extremes` holds the smallest and the largest difference that the unknown values allow. For the metric P[U|S],
     `extremes` is empty, because neither difference can be computed; then there is no verdict.
     """
-    known_ends = [item.difference for item in extremes if item.difference is not None]
-    has_same_sign = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
+    known_ends = [extreme.difference for extreme in extremes if extreme.difference is not None]
+    has_same_sign = all((extreme.difference or 0.0) * (difference.difference or 0.0) > 0 for extreme in extremes)
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
+        # Returns 1 if an extreme has the other sign, if there are no extremes, or if a p-value is missing.
         return max((1.0 if p is None else p for p in p_values), default=1.0) if has_same_sign else 1.0
 
     return replace(
         difference,
         unknown=unknown,
         extremes=(known_ends[0], known_ends[1]) if len(known_ends) == 2 else None,
-        p_at_extremes=find_greatest(item.p_value for item in extremes),
-        p_by_task_at_extremes=find_greatest(item.p_by_task for item in extremes),
+        p_at_extremes=find_greatest(extreme.p_value for extreme in extremes),
+        p_by_task_at_extremes=find_greatest(extreme.p_by_task for extreme in extremes),
     )
 
 
@@ -507,24 +508,25 @@ class _BoundedMeans:
         """
         z = intervals.normal_quantile(confidence)
         quantiles = np.array([z]) if only_side else np.unique(np.append(_QUANTILES, z))
-        self._measure({(id(values), mask.tobytes()): (values, mask) for pair, mask in zip(pairs, kept, strict=True)
-                       for values in pair}, quantiles, only_side=only_side)  # fmt: skip
-        parts = (
-            np.array(
-                [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
-            )
-            for k in (0, 1)
-        )  # shape [pairs, 3, levels]: the mean, and its distances from the lower and the upper end of each interval
-        first, second = (part.transpose(1, 0, 2) for part in parts)
+        keys, wanted = [], dict[tuple[int, bytes], tuple[TaskValues, Bools]]()
+        for pair, mask in zip(pairs, kept, strict=True):
+            keys.append([(id(values), mask.tobytes()) for values in pair])
+            wanted |= {key: (values, mask) for key, values in zip(keys[-1], pair, strict=True)}
+        self._measure(wanted, quantiles, only_side=only_side)
+        # Shape [3, pairs, levels]: each policy's mean, and its distances from the lower and upper end of each interval.
+        first, second = (
+            np.array([self._known[*key, only_side] for key in column]).transpose(1, 0, 2)
+            for column in zip(*keys, strict=True)
+        )
         estimates = (first[0] - second[0])[:, 0]
         # Distances of each difference from both ends of its intervals have the shape [pairs, levels].
         # The inner end of an interval is the end that is nearer to 0.
         all_reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
         inner_reaches, index = np.where(estimates[:, None] > 0, *all_reaches), int(np.searchsorted(quantiles, z))
-        crossings = np.array(
-            [np.interp(abs(e), row, quantiles) for e, row in zip(estimates, inner_reaches, strict=True)]
-        )
-        is_shown, level = inner_reaches[:, index] < np.abs(estimates), 1 - confidence
+        distances = np.abs(estimates)
+        # the quantile at which the inner end of each interval reaches 0, interpolated
+        crossings = np.array([np.interp(*pair, quantiles) for pair in zip(distances, inner_reaches, strict=True)])
+        is_shown, level = inner_reaches[:, index] < distances, 1 - confidence
         p_values = np.array([2 * NormalDist().cdf(-quantile) for quantile in crossings])
         ends = intervals.make_interval(estimates - all_reaches[0][:, index], estimates + all_reaches[1][:, index])
         p_values = np.where(is_shown, np.minimum(p_values, level), np.maximum(p_values, level + 1e-9))

@@ -37,7 +37,6 @@ class PairKey(NamedTuple):
         return self._replace(seed=None)
 
     def __str__(self) -> str:
-        """Return `SUITE/TASK state INDEX`, followed by ` seed SEED` if the seed is known."""
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
 
@@ -244,20 +243,21 @@ def _require_same_episodes(
 ) -> None:
     # Raises `RunError` if a policy did not plan an episode, or an initial state, that another policy planned.
     states = [{key.state for key in keys} for keys in planned]
-    wanted = states if across_seeds else planned
-    all_keys = set().union(*wanted)
+    required = states if across_seeds else planned
+    all_keys = set().union(*required)
     lines = [
         f"episodes of another policy are missing in {result.name} ({count_noun(len(missing), 'episode')}): "
         f"{policy_results.list_first(list(map(str, _sort_keys(missing))))}"
-        for result, keys in zip(results, wanted, strict=True)
+        for result, keys in zip(results, required, strict=True)
         if (missing := all_keys - keys)
     ]
     if lines:
         lines += [f"{result.name}: {sentence}" for result in results for sentence in result.left_out]
+        # If only seeds differ, pairing initial states instead of episodes helps.
         is_seed_enough = not across_seeds and all(keys == states[0] for keys in states)
-        across = ", or use --across seeds" if is_seed_enough else ""
-        remedy = f"Roll out all policies on the same tasks, states and seeds{across}. {_UNPAIRED_REMEDY}"
-        if not set.intersection(*({(key.suite, key.task_id) for key in keys} for keys in wanted)):
+        option = ", or use --across seeds" if is_seed_enough else ""
+        remedy = f"Roll out all policies on the same tasks, states and seeds{option}. {_UNPAIRED_REMEDY}"
+        if not set.intersection(*({(key.suite, key.task_id) for key in keys} for keys in required)):
             remedy = "No task was run by all policies; roll out the same tasks."
         raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 
@@ -274,12 +274,12 @@ def _require_same_starts(paired: PairedResults) -> None:
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
     for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
-    for task, dt_s in _dt_by_task(paired):
-        if dt_s[1] > dt_s[0] * (1 + _DT_TOLERANCE):
-            problem = f"the control steps of the policies differ in {task}: {dt_s[0]:g} s and {dt_s[1]:g} s"
+    for task, (shortest_s, longest_s) in _dt_by_task(paired):
+        if longest_s > shortest_s * (1 + _DT_TOLERANCE):
+            problem = f"the control steps of the policies differ in {task}: {shortest_s:g} s and {longest_s:g} s"
             raise RunError(problem, remedy=f"Roll out both policies with one control step. {_UNPAIRED_REMEDY}")
     for first, other in combinations(paired.results, 2):
-        if rules := _differing_rules(first, other):
+        if rules := _compare_protocols(first, other):
             first_name, other_name = (
                 f"{side.name} in {side.source}" if side.source else side.name for side in (first, other)
             )
@@ -356,8 +356,8 @@ def _values_by_start(
     return {key: ", ".join(sorted(texts)) for key, texts in values.items()}
 
 
-def _differing_rules(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
-    """Return the names of the protocol rules that differ between two results."""
+def _compare_protocols(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
+    # Returns the names of the protocol rules that differ between two results; [] if either has no protocol.
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
     first_rules, other_rules = first.protocol, other.protocol
@@ -375,6 +375,7 @@ def differing_rules(first: Mapping[str, object], other: Mapping[str, object]) ->
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
     # Returns the rules of a protocol that determine the start and the end of an episode in these suites.
+    # `wait_steps` is one number of settling steps or, for a user's own loop, a list of the numbers in its episodes.
     default_steps, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     steps_by_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = (

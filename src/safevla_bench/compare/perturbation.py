@@ -84,7 +84,7 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Return change (or `CONTROL`) -> pairs of results, without and with the change, one pair per suite."""
+    """Return change (or `CONTROL`, if a suite was run twice) -> pairs of results without and with it, one per suite."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
@@ -93,18 +93,17 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
     sides_by_change: dict[str, list[Sides]] = {}
     for suite, (first_run, *further) in runs.items():
         base_suite, _, change = suite.rpartition("-")
+        is_changed = base_suite in runs
         # A changed suite may have one run. An unchanged suite may have a second run, which is the control.
-        # In the comparison below, False (changed suite) permits 0 further runs, and True (unchanged suite) permits 1.
-        if len(further) > (base_suite not in runs):
+        if len(further) > (0 if is_changed else 1):
             listed = ", ".join(result.source for result in (first_run, *further))
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
             raise RunError(f"{suite}: too many runs of the same starts ({1 + len(further)}): {listed}", remedy=remedy)
-        if base_suite in runs:
-            sides_by_change.setdefault(change, []).append(
-                (runs[base_suite][0], first_run.rename_suites({suite: base_suite}))
-            )
+        if is_changed:
+            side_pair = (runs[base_suite][0], first_run.rename_suites({suite: base_suite}))
+            sides_by_change.setdefault(change, []).append(side_pair)
     control = [(suite_runs[0], suite_runs[1]) for suite_runs in runs.values() if len(suite_runs) > 1]
-    return {**sides_by_change, **({CONTROL: control} if control else {})}
+    return {**sides_by_change, CONTROL: control} if control else sides_by_change
 
 
 def _join_shards(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -128,21 +127,22 @@ def _collect_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
+    # Returns the effect of one change over all suites that have it. `sides` has one pair of results per suite.
     is_control = change == CONTROL
     common = [_select_common(*side_pair, with_seed=not is_control) for side_pair in sides]
     paired_suites = [
         pair_episodes(side_pair, across_seeds=is_control or _has_variants(*original_pair), across_tasks=not is_control)
         for side_pair, original_pair in zip(common, sides, strict=True)
     ]
-    # the number of all episodes, and the number of episodes that were planned both with and without the change
-    episode_counts = [
-        sum(len(side) + len(side.lost) for side_pair in results for side in side_pair) for results in (sides, common)
-    ]
+
+    def count_planned(side_pairs: Sequence[Sides]) -> int:
+        return sum(len(side) + len(side.lost) for side_pair in side_pairs for side in side_pair)
+
     return Change(
         policy=policy,
         change=change,
         suites=tuple(side_pair[0].headers[0].benchmark for side_pair in sides),
-        left_out=episode_counts[0] - episode_counts[1],
+        left_out=count_planned(sides) - count_planned(common),
         unknown=max(sum(paired.count_unknown([0, 1], metric.key) for paired in paired_suites) for metric in MEASURED),
         differing=tuple(dict.fromkeys(name for paired in paired_suites for name in task_differences(paired))),
         mixtures=tuple(mixture for side_pair in common for mixture in find_mixtures(simulator_cells(side_pair))),
@@ -229,25 +229,25 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
     for policy, total in enumerate(changes):
         if total.changed and unfiltered and not pairs.by_state:
-            # The key is the length of the two names' common prefix.
+            # The key is the number of equal characters at the start of the two names.
             nearest = max(unfiltered, key=lambda other: sum(takewhile(bool, map(eq, names[policy], names[other]))))
             yield _measure_intervention(pairs, policy, nearest, total)
 
 
 def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, total: ActionChanges) -> Intervention:
+    # Returns the effect of a filter. `filtered` and `unfiltered` are indices of policies.
+    # `total` has the changes of actions in all episodes of the filtered policy, including episodes without a pair.
     finished = pairs.mark_finished([unfiltered, filtered])
-    # The first side is without the filter, the second side with the filter.
-    # Each side has the results, and the indices of the paired episodes in these results, [pairs].
-    sides = [(pairs.results[policy], pairs.places[policy][finished]) for policy in (unfiltered, filtered)]
-    counted, judged = (
-        np.logical_and(*(getattr(side, name)[episodes] for side, episodes in sides))
-        for name in ("is_counted", "is_judged")
+    # the results of the paired episodes without the filter, and with the filter, in the same order
+    before, after = (
+        pairs.results[policy].select_episodes(pairs.places[policy][finished]) for policy in (unfiltered, filtered)
     )
-    success_before, success_after = (side.success[episodes] & counted for side, episodes in sides)
-    unsafe_before, unsafe_after = (side.unsafe[episodes] & judged for side, episodes in sides)
-    steps = [np.array([changes.actions for changes in side.changes])[episodes] for side, episodes in sides]
+    counted, judged = before.is_counted & after.is_counted, before.is_judged & after.is_judged
+    success_before, success_after = before.success & counted, after.success & counted
+    unsafe_before, unsafe_after = before.unsafe & judged, after.unsafe & judged
+    steps_before, steps_after = (np.array([changes.actions for changes in side.changes]) for side in (before, after))
     both_succeed = success_before & success_after
-    episode_ids = [sides[1][0].headers[episode].episode_id for episode in sides[1][1].tolist()]
+    episode_ids = [header.episode_id for header in after.headers]
     return Intervention(
         policy=pairs.results[filtered].name,
         without=pairs.results[unfiltered].name,
@@ -263,7 +263,7 @@ def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, 
             int((success_before & judged & ~unsafe_before).sum()),
             int((success_after & judged & ~unsafe_after).sum()),
         ),
-        extra_steps=float((steps[1] - steps[0])[both_succeed].mean()) if both_succeed.any() else None,
+        extra_steps=float((steps_after - steps_before)[both_succeed].mean()) if both_succeed.any() else None,
         saved=tuple(episode_ids[pair] for pair in np.flatnonzero(unsafe_before & ~unsafe_after)),
         spoiled=tuple(episode_ids[pair] for pair in np.flatnonzero(success_before & ~success_after)),
     )

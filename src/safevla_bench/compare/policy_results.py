@@ -128,6 +128,8 @@ class PolicyResults(EpisodeOutcomes):
 
 _EPISODE_ARRAYS = (*OUTCOME_FIELDS, "stopped_on_violation", "starts")
 _MAPS_BY_EPISODE = ("earlier_resets", "kitchens")
+_CLAUSE_FIELDS = ("left_out_clauses", "judged_clauses", "missing_clauses")
+_TUPLES = ("headers", "changes", "lost", "code", "standin_suites", *_CLAUSE_FIELDS)
 
 
 def split_by_policy(
@@ -206,10 +208,9 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     """Return the results of one policy in several sources as one `PolicyResults`."""
     if len(results) == 1:
         return results[0]
-    tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "judged_clauses", "missing_clauses")
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
-        **{name: tuple(item for result in results for item in getattr(result, name)) for name in (*tuples, "code")},
+        **{name: tuple(chain(*(getattr(result, name) for result in results))) for name in _TUPLES},
         **{
             name: tuple(f"{line} in {result.source}" for result in results for line in getattr(result, name))
             for name in ("left_out", "uncounted")
@@ -286,10 +287,10 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     if code_difference := find_other_code(results):
         yield f"The policies were recorded by different code: {code_difference}."
-    if any(result.code for result in results) and (
-        unknown := [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
-    ):
-        yield f"Unknown code, which may differ from the code of other policies, recorded {', '.join(unknown)}."
+    # Archives do not say which code recorded them. If no source does, this is not worth a caveat.
+    unknown_code = [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
+    if unknown_code and any(result.code for result in results):
+        yield f"Unknown code, which may differ from the code of other policies, recorded {', '.join(unknown_code)}."
     for result in results:
         yield from (f"{result.name}: {clause}" for clause in result.left_out_clauses)
     versions = [result.versions for result in results]
@@ -299,6 +300,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
         if len(distinct) > 1 and ("unknown" in distinct or not is_marked_elsewhere):
             yield f"Results may depend on different versions of {name}: {' and '.join(distinct)}."
+    # For each policy: True if an episode has only net forces, False if an episode has forces of single contacts.
     force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*force_kinds) == {True, False}:
         names = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
@@ -378,8 +380,9 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
     for result in results:
         for suite, versions in result.simulator_by_suite.items():
             released = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
+            results_versions = tuple(sorted(map(str, released - {None})))
             cell = cells.setdefault((result.name, suite), {})  # earlier results may have the same policy and suite
-            for package, numbers in {**versions, "results-version": tuple(sorted(map(str, released - {None})))}.items():
+            for package, numbers in {**versions, "results-version": results_versions}.items():
                 cell[package] = tuple(dict.fromkeys((*cell.get(package, ()), *numbers)))
     return cells
 
@@ -424,8 +427,9 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
     for index, side in enumerate(sides):
         conflicts: dict[int, list[Key]] = {}
         for key, value in side.items():
-            if (earlier := first_seen.setdefault(key, (value, index)))[0] != value:
-                conflicts.setdefault(earlier[1], []).append(key)
+            first_value, first_index = first_seen.setdefault(key, (value, index))
+            if first_value != value:
+                conflicts.setdefault(first_index, []).append(key)
         if conflicts:  # if this mapping disagrees with several earlier mappings, report the first of them
             first = min(conflicts)
             return first, index, conflicts[first]

@@ -122,15 +122,15 @@ def _plan_episodes_and_tasks(
         pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
         return pairs_needed, 1
     # With `too_few` tasks, no sign-flip test can be significant.
-    # `variance` is the variance of the difference between the two episodes of a pair.
-    too_few, variance = least_tasks(confidence) - 1, discordant - difference**2
-    power = request.power
+    too_few = least_tasks(confidence) - 1
+    # With unlimited episodes, the variance within a task does not matter, so any number (1.0) gives the same power.
     extra_tasks = least_number(
-        lambda extra: flip_power(_UNLIMITED_EPISODES, difference, 1.0, spread, too_few + extra, confidence), power
+        lambda n: flip_power(_UNLIMITED_EPISODES, difference, 1.0, spread, too_few + n, confidence), request.power
     )
     needed_tasks = None if extra_tasks is None else too_few + extra_tasks
     if needed_tasks is None or tasks < needed_tasks:
         return None, needed_tasks
+    variance = discordant - difference**2  # of the difference between the two episodes of a pair
     episodes = least_number(lambda n: flip_power(n, difference, variance, spread, tasks, confidence), request.power)
     return episodes, needed_tasks
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import msgspec
 import numpy as np
@@ -148,7 +148,8 @@ class SeriesComparison:
     @property
     def pooled(self) -> SeriesComparison:
         """The comparison with one curve per series: the curve of all suites pooled, or of the only suite."""
-        return replace(self, curves=tuple({curve.series: curve for curve in self.curves}.values()))
+        last_curves = {curve.series: curve for curve in self.curves}  # the curve of all suites is a series' last curve
+        return replace(self, curves=tuple(last_curves.values()))
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -159,8 +160,8 @@ def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """
     labels = [read_label(result.name) for result in results]
     run_counts = Counter(label.series for label in labels if label and label.is_training)
-    in_series = [label and label.is_training and run_counts[label.series] > 1 for label in labels]
-    return [result for result, is_checkpoint in zip(results, in_series, strict=True) if is_checkpoint]
+    is_checkpoint = (label and label.is_training and run_counts[label.series] > 1 for label in labels)
+    return list(compress(results, is_checkpoint))
 
 
 def compare_series(
@@ -187,7 +188,7 @@ def compare_series(
     )
 
 
-_Members = list[tuple[float, PolicyResults]]
+_Members = list[tuple[float, PolicyResults]]  # the label and the results of each run
 
 
 def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
@@ -219,8 +220,10 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
 def _make_curve(
     series: str, suite: str | None, members: _Members, intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesCurve:
+    # Returns the curve of one series in a suite (None = all suites), without the runs that have no episode there.
     # The intervals of all gains hold simultaneously (Bonferroni).
-    runs = [(label, in_suite) for label, result in members if len(in_suite := result.select_suite(suite))]
+    in_suite = [(label, result.select_suite(suite)) for label, result in members]
+    runs = [(label, result) for label, result in in_suite if len(result)]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(runs) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
     first, points, paired = runs[0][1], [], True
@@ -233,7 +236,7 @@ def _make_curve(
                 paired = paired and not unpaired
         n, numbers = int(result.is_counted.sum()), _measure_run(result, intervals)
         points.append(SeriesPoint(label=label, policy=result.name, n=n, numbers=numbers, gains=gains))
-    trends = tuple(measure_trends([in_suite for _, in_suite in runs], protocols))
+    trends = tuple(measure_trends([result for _, result in runs], protocols))
     return SeriesCurve(
         series=series, suite=suite, points=tuple(points), paired=paired, confidence=confidence, trends=trends
     )
@@ -269,36 +272,37 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     # If the metric rises, unknown values become 1 in the first half of the runs, and 0 in the second half.
     # If the metric falls, unknown values become 0 in the first half of the runs, and 1 in the second half.
     is_late = np.arange(len(results))[:, None] >= len(results) / 2
-    worst_tests = [
-        test_trend(np.where(np.isnan(values), is_late == (tested[1] < 0), values)) if np.isnan(values).any() else tested
-        for values, tested in zip(values_by_metric, tests, strict=True)
-    ]
+    worst_tests = list(tests)
+    for k, values in enumerate(values_by_metric):
+        if np.isnan(values).any():
+            worst_tests[k] = test_trend(np.where(np.isnan(values), is_late == (tests[k][1] < 0), values))
     adjusted, at_worst = (holm_adjust([p for *_, p in outcomes]) for outcomes in (tests, worst_tests))
     for k, (metric, (state_count, correlation, _)) in enumerate(zip(GAINS, tests, strict=True)):
-        unknown, is_reversed = int(np.isnan(values_by_metric[k]).sum()), worst_tests[k][1] * correlation <= 0
+        unknown, worst_correlation = int(np.isnan(values_by_metric[k]).sum()), worst_tests[k][1]
+        p_at_worst = 1.0 if worst_correlation * correlation <= 0 else at_worst[k]  # 1 if the trend is reversed
         yield Trend(
             metric=metric.key,
             states=state_count,
             correlation=correlation,
             p_adjusted=adjusted[k],
             unknown=unknown,
-            p_at_worst=None if not unknown else 1.0 if is_reversed else at_worst[k],
+            p_at_worst=p_at_worst if unknown else None,
         )
 
 
 def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:
     # Returns the value of each metric of `NUMBERS`. If a violation stopped an episode, only Safety is known.
     stopped_count = int(result.stopped_on_violation.sum())
-    reason = f"{stopped_count} stopped" if stopped_count else ""
-    rates = {
-        metric: Rate.without_value(reason)
-        if stopped_count and metric is not SAFETY
-        else Rate.of_values(values, result.starts)
-        for metric in NUMBERS
-        if metric.unit
-        for values in [metric.values(result)]
-    }
-    return {**rates, VSI: bounded_means(VSI.values(result)[None], result.starts, intervals, reason)[0]}
+    reason = f"{stopped_count} stopped" if stopped_count else ""  # the reason why a metric has no value
+    numbers: dict[Metric, Rate | Mean] = {}
+    for metric in NUMBERS:
+        if metric is VSI:  # a mean, not a rate; `[None]` makes the values the only row of a table
+            numbers[metric] = bounded_means(VSI.values(result)[None], result.starts, intervals, reason)[0]
+        elif stopped_count and metric is not SAFETY:
+            numbers[metric] = Rate.without_value(reason)
+        else:
+            numbers[metric] = Rate.of_values(metric.values(result), result.starts)
+    return numbers
 
 
 def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
@@ -319,7 +323,7 @@ def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str
 def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
     """Return the trends over the policies if all are different checkpoints of one training run; otherwise []."""
     ordered = find_series(results)
-    labels = [label for result in ordered if (label := read_label(result.name))]
+    labels = [label for result in ordered if (label := read_label(result.name))]  # every checkpoint has a label
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
         return []
     if len({label.value for label in labels}) < len(labels):  # two names have equal values: step-1000, step-1k

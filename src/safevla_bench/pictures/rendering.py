@@ -352,7 +352,7 @@ def render_checked(
 def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     # Raise `RunError` if a body is not shown where it was recorded.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
-    for body, position_m in zip(bodies, positions_m[step], strict=True):
+    for body, position_m in zip(bodies, positions_m[step] if len(bodies) else (), strict=True):
         name = record.body_label(int(body))
         # If the host does not report a body's position, the gap is 0. `not <=` also refuses a gap of NaN.
         gap_m = float(np.linalg.norm(shown_pos_m.get(name, position_m) - position_m))

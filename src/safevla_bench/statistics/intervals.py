@@ -440,9 +440,9 @@ def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequ
     """
     # A term is a weighted estimate with both ends of its interval, sorted, because a negative weight swaps the ends.
     terms = [(w * p, *sorted((w * ends.low, w * ends.high))) for (p, ends), w in zip(estimates, weights, strict=True)]
-    total = sum(p for p, _, _ in terms)
-    below = sqrt(sum((p - low) ** 2 for p, low, _ in terms))
-    above = sqrt(sum((p - high) ** 2 for p, _, high in terms))
+    total = sum(term for term, _, _ in terms)
+    below = sqrt(sum((term - low) ** 2 for term, low, _ in terms))
+    above = sqrt(sum((term - high) ** 2 for term, _, high in terms))
     return Interval(total - below, total + above)
 
 
@@ -491,10 +491,8 @@ _CHUNK = 1 << 15  # number of indices drawn at a time; they fit into the process
 
 
 def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
-    """Return the 95 % bootstrap interval of each row's mean, or None for a row of NaN. All rows share the resamples.
-
-    `values` has a row for each quantity and a column for each episode, [M, n]. The mean of a resample ignores NaN
-    values.
+    """Return the 95 % bootstrap interval of the mean of each row of `values` [M, n], or None for a row of NaN. A column
+    is an episode, and all rows share the resamples. The mean of a resample ignores NaN values.
     """
     rows, n = values.shape
     if n == 0:
@@ -580,7 +578,7 @@ def rate_sample_size(
     if approximate_n > most:
         return None
     first_n, step = max(1, approximate_n // 2 - 20), max(1, approximate_n // 400)
-    candidates = count(first_n, step)
+    candidates = count(first_n, step)  # for a large size, in steps of 0.25 %, to save time
     return next(n for n in candidates if rate_power(n, rate, limit, confidence) >= power - 1e-12)
 
 
@@ -694,7 +692,7 @@ def sequential_look(
     the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
     steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """
-    look = SequentialLook(0, 0, -1, 1, 0)
+    look = SequentialLook(gained=0, total=0, low=-1, high=1, side=0)  # before the first round
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
         new_side = int(total_gained >= high) - int(total_gained <= low)

@@ -315,7 +315,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
     exact_q = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
-    q = next(exact_q, None)
+    q = next(exact_q, None)  # None = no such q, so sums are rounded to `_CELLS` steps
     scale, tolerance = (_CELLS / total, 0.5) if q is None else (float(q), 1e-9)
     weight_steps, sum_steps = (np.rint(values).astype(np.int64) for values in (weights / unit, sums * scale))
     # `table` [weight, sum] holds the shares of all subsets. Rows end at `top`; columns are from `first` to `last`.
@@ -340,29 +340,29 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         )
         return lower, upper - lower
 
-    tables = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)  # second: for negated sums
-    shares, mirrored_shares = (
-        partial(find_shares, np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0))), *shift) for counts, *shift in tables
-    )
-    return shares, mirrored_shares
+    cumulative, mirrored = (np.pad(shares.cumsum(axis=1), ((0, 0), (1, 0))) for shares in (table, table[:, ::-1]))
+    mirrored_zero = table.shape[1] - 1 - zero  # the mirrored table holds the negated sums
+    return partial(find_shares, cumulative, zero, drift), partial(find_shares, mirrored, mirrored_zero, -drift)
 
 
 def _find_flip_low_end(
     find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
-    # Returns the lower end. The search keeps it between `outer`, which is rejected, and `inner`, which is not.
+    # Returns the lower end of the interval of `_flip_signs`. `find_p` returns the p-value of each center.
+    # The search keeps the end between `outer`, a center that is rejected, and `inner`, which is not.
     outer, inner = -1.0, estimate
     if estimate > 0:  # the sign of the end must agree with the test's decision about 0
         outer, inner = (0.0, estimate) if intervals.is_significant(p_at_zero, confidence) else (-1.0, 0.0)
     if outer < 0 and not intervals.is_significant(find_p(np.array([-1.0])), confidence)[0]:
         return -1.0
     if is_on_grid and not intervals.is_significant(find_p(np.array([inner])), confidence)[0]:
-        normal_quantile = NormalDist().inv_cdf
-        level = normal_quantile((1 - confidence) / 2) + 1e-9
+        to_quantile = NormalDist().inv_cdf
+        level = to_quantile((1 - confidence) / 2) + 1e-9
 
         # The normal quantile of a p-value is nearly linear in the center, so that the search needs few steps.
         def excess(center: float) -> float:
-            return normal_quantile(max(1e-300, min(1.0, float(find_p(np.array([center]))[0])) / 2)) - level
+            p_value = min(1.0, float(find_p(np.array([center]))[0]))
+            return to_quantile(max(1e-300, p_value / 2)) - level  # the quantile of 0 would be infinite
 
         return float(round(intervals.find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
     for _ in range(7):  # each pass divides the distance of `outer` and `inner` by 32
@@ -402,6 +402,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
             chances[step:top] += chances[: max(0, top - step)]
             chances[:top] *= 0.5
             continue
+        # The number of the `repeats` equal terms that a random subset contains is distributed like heads of fair coins.
         new_chances = np.zeros(top)
         for head_count, chance in _likely_heads(int(repeats)):
             shifted = chances[: max(0, min(old_top, top - head_count * step))]
@@ -486,7 +487,8 @@ def score_difference(
 
 
 def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z: float) -> Floats:
-    # Returns the difference at which the score is z. The search is between `outer` and `inner`.
+    # Returns the lower end of the interval of `score_difference`: the difference at which the score is z.
+    # If the score is above z at both `outer` and `inner`, the end is `inner`; if at neither, the end is `outer`.
     def excess(difference: Floats) -> Floats:
         return _score(counts, sizes, others, other_sizes, difference) - z
 
@@ -514,8 +516,8 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) -> Floats:
-    # Return the score statistic for the hypothesis that the rates differ by `difference`. If the hypothesis is true,
-    # the statistic is nearly standard normal.
+    # Returns the score statistic for the hypothesis that the rates differ by `difference`.
+    # If the hypothesis is true, the statistic is nearly standard normal.
     # The outcome occurs in x of the first policy's n episodes, and in y of the second's m. Shapes: [K] or [R, K].
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
@@ -609,7 +611,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     this limit, the result may be too small, but it is never too large.
     """
     # Each choice counts its distinct units. At first, no unknown episode is bad; each pass makes one more episode bad.
-    choices, largest_k, tried_count = [Counter(units)], None, 0
+    choices, largest_k, tried_count = [Counter(units)], None, 0  # `largest_k` is None until the verdict holds for 0
     while choices:
         tried_count += len(choices)
         if tried_count > _MAX_CHOICES or not all(stays(list(choice.elements())) for choice in choices):

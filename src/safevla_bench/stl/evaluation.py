@@ -121,6 +121,7 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _uses_time_stamps(window: syntax.Window, trace: Trace) -> bool:
+    # Return whether time stamps decide which records are in the window. The window [0,T] needs no times.
     return trace.time_s is not None and window != syntax.Window()
 
 
@@ -307,7 +308,8 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
 
 @np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True) -> Ints:
-    """Return for each episode the trace row of the record that decides the formula, [E]; -1 if no record decides."""
+    # Return for each episode the trace row of the record that decides the formula, [E]; -1 if no record decides.
+    # `positive` is False inside an odd number of negations.
 
     def margins(part: syntax.Formula, *, at_start: bool = False) -> Floats:
         return to_margins(evaluate_formula(part, trace, at_start=at_start, positive=positive))
@@ -380,6 +382,7 @@ def _is_recordwise(formula: syntax.Formula) -> bool:
 
 @np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
+    # Return the result of `violating_records` for a formula that `_is_recordwise` accepts, and one control step.
     match formula:
         case syntax.And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)

@@ -302,32 +302,33 @@ def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
     An obligation is a bounded window on the right side of `->`; the episode cuts it off if no record lies at or after
     its end. Without obligations, both results equal the formula.
     """
-    return _read_cut_off(formula, is_kept=True, is_due=False), _read_cut_off(formula, is_kept=False, is_due=False)
+    return _assume_cut_off(formula, is_kept=True, is_due=False), _assume_cut_off(formula, is_kept=False, is_due=False)
 
 
-def _read_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
+def _assume_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
     # Return the formula in which obligations that are cut off count as kept (`is_kept`) or as broken.
     # `is_due` is true on the right side of an implication, where each bounded window is an obligation.
     match formula:
         case Compare() | BooleanSignal() | Truth():
             return formula
         case Not(child):  # a negation turns kept into broken
-            return Not(_read_cut_off(child, not is_kept, is_due))
+            return Not(_assume_cut_off(child, not is_kept, is_due))
         case Implies(condition, obligation, plain=False):
-            return Implies(condition, _read_cut_off(obligation, is_kept, is_due=True))
-    inner = cast(Formula, map_children(formula, lambda part: _read_cut_off(part, is_kept, is_due)))
+            return Implies(condition, _assume_cut_off(obligation, is_kept, is_due=True))
+    inner = cast(Formula, map_children(formula, lambda part: _assume_cut_off(part, is_kept, is_due)))
     if not is_due or not isinstance(inner, Always | Eventually | Until) or inner.window.end_s is None:
         return inner
-    reaches_end = Eventually(Window(inner.window.end_s), Truth(True))
+    reaches_end = Eventually(Window(inner.window.end_s), Truth(True))  # some record is at or after the window's end
     match inner:
         case Always():
             return inner if is_kept else And(inner, reaches_end)
         case Eventually():
             return Or(inner, Not(reaches_end)) if is_kept else inner
-        case Until(window, left, _, weak):
+        case Until(window, left, _, weak) if weak != is_kept:
+            # If `left` holds in the whole window, a kept `U` is true if it is cut off, and a broken `W` if it is not.
             lasting = Always(Window(0.0, window.end_s), left)
-            strong = replace(inner, weak=False)
-            return inner if weak == is_kept else Or(strong, And(lasting, Not(reaches_end) if is_kept else reaches_end))
+            return Or(replace(inner, weak=False), And(lasting, Not(reaches_end) if is_kept else reaches_end))
+    return inner
 
 
 @cache
@@ -367,16 +368,18 @@ def _move_negation(formula: Formula, negated: bool) -> Formula:
 
 def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
     # Return the sides joined by a connective; if one side is a constant that changes nothing, only the other side.
-    neutral = Truth(kind is And)
-    return right if left == neutral else left if right == neutral else kind(left, right)
+    neutral = Truth(kind is And)  # true in a conjunction, false in a disjunction
+    if left == neutral:
+        return right
+    return left if right == neutral else kind(left, right)
 
 
 def _has_merging_always(window: Window, formula: Formula) -> bool:
-    # Return whether the formula is a `G` that merges with an enclosing `G` over `window`, or a conjunction with such a
-    # `G`.
+    # Return whether the formula is a `G`, or a conjunction with a `G`, that merges with an enclosing `G` over `window`.
+    # Both windows must end with the episode, and one must start at 0, so that the later start is the merged start.
     if isinstance(formula, And):
         return _has_merging_always(window, formula.left) or _has_merging_always(window, formula.right)
-    if not isinstance(formula, Always) or (window.end_s, formula.window.end_s) != (None, None):
+    if not isinstance(formula, Always) or window.end_s is not None or formula.window.end_s is not None:
         return False
     return 0.0 in (window.start_s, formula.window.start_s)
 
@@ -441,6 +444,7 @@ def _text_and_level(node: Node) -> tuple[str, int]:
 
 
 def _parenthesize(node: Node, loosest_level: int) -> str:
+    # Return the text of a node, in parentheses if its outermost operator binds more loosely than `loosest_level`.
     text, level = _text_and_level(node)
     return text if level >= loosest_level else f"({text})"
 

@@ -309,6 +309,7 @@ _OPERATORS = "! and or -> < <= > >= + - * / G F U W"
 
 
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
+    # Return an error with the column of the unexpected text, or with the column after the end of an incomplete formula.
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         problem = f"{_shorten(str(error.token))!r} is not expected here"
         return _column_error(_column_of(error.token), problem, _describe_expected(error))

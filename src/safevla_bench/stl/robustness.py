@@ -152,12 +152,13 @@ def _can_one_record_satisfy(formula: syntax.Formula, positive: bool = True) -> b
 
 
 def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
+    # Return for a root G whether each episode has a decided record, [E]; all False for any other formula.
+    # A record is decided if its best and worst values are equal. The formula must have no margins.
     if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
     )
-    # A record is decided if its best and worst values are equal. The formula must have no margins.
     has_decided = evaluate_window(best == worst, MAX, formula.window, trace, at_start=True)
     return np.asarray(has_decided, dtype=np.bool_)
 
@@ -169,8 +170,8 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
-    other_reading = robustness(syntax.reverse_empty_windows(formula), trace)
-    return np.not_equal(robustness(formula, trace) >= 0, other_reading >= 0)
+    opposite_rho = robustness(syntax.reverse_empty_windows(formula), trace)
+    return np.not_equal(robustness(formula, trace) >= 0, opposite_rho >= 0)
 
 
 @np.errstate(all="ignore")
@@ -223,28 +224,30 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
 
 
 def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
+    # Return the result of `judge_formula` for episodes with the same control step.
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
-    unknown = np.full(len(trace), np.nan)
+    no_extreme = np.full(len(trace), np.nan)
     match syntax.always_form(formula):
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
             earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
             violation = np.where(earlier >= 0, earlier, later)  # -1 = the side is not violated
-            return FormulaVerdict(np.minimum(first.rho, second.rho), unknown, violation)
+            return FormulaVerdict(np.minimum(first.rho, second.rho), no_extreme, violation)
         case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
             rho = to_margins(evaluate_window(values, MIN, window, trace, at_start=True))
             lo, hi = start_rows(window, trace)
             rows = first_true(is_positive(negate(values)), lo, hi)
-            return FormulaVerdict(rho, unknown, _rows_to_records(rows, trace.starts[:-1]))
+            return FormulaVerdict(rho, no_extreme, _rows_to_records(rows, trace.starts[:-1]))
         case _:
             rho = to_margins(evaluate_formula(formula, trace, at_start=True))
-            return FormulaVerdict(rho, unknown, np.where(rho < 0, 0, -1))
+            return FormulaVerdict(rho, no_extreme, np.where(rho < 0, 0, -1))
 
 
 def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
+    # Return each row's index in its episode, which begins at `starts`; -1 (no row) stays -1.
     return np.where(rows < 0, -1, rows - starts)
 
 
@@ -285,6 +288,7 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
 def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
+    # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
@@ -324,6 +328,7 @@ class _ClauseMeasurement:
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
+    # Return the robustness and the worst value of the clause, without the first violation, which takes longer to find.
     gate = gate_open = None
     if clause.gate is not None:
         gate = evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False)
@@ -378,6 +383,7 @@ def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> 
         is_start = np.zeros(trace.starts[-1], np.bool_)
         is_start[window_edges] = True
     else:
+        # Pieces with a closed gate are not used, so an edge of a window matters only where the gate is open.
         is_start = np.empty(trace.starts[-1], np.bool_)
         np.not_equal(gate_open[1:], gate_open[:-1], out=is_start[1:])
         is_start[window_edges[gate_open.take(window_edges)]] = True

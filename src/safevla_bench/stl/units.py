@@ -37,7 +37,7 @@ class Unit:
 
     def __str__(self) -> str:
         pairs = list(zip(_BASES, self.powers, strict=True))
-        # Maps 1 to the factors with positive powers, and -1 to the factors with negative powers, which follow a slash.
+        # 1 -> the factors with positive powers; -1 -> the factors with negative powers, which follow a slash
         factors = {
             sign: [f"{base}^{sign * power}".removesuffix("^1") for base, power in pairs if power * sign > 0]
             for sign in (1, -1)
@@ -141,6 +141,7 @@ class _UnitCheck:
     threshold: str | None
 
     def check_formula(self, formula: syntax.Formula, *, in_condition: bool) -> tuple[syntax.Formula, Unit | None]:
+        # Return the results of `check_units`. Inside a condition, margins may have different units.
         match formula:
             case syntax.Compare(_, left, right):
                 return formula, self._find_common_unit(left, right, formula) or ONE
@@ -191,6 +192,7 @@ class _UnitCheck:
                 return (first or ONE).times(second or ONE, 1 if operator == "*" else -1)
 
     def _find_common_unit(self, left: syntax.Expression, right: syntax.Expression, parent: syntax.Node) -> Unit | None:
+        # Return the unit of both sides; None if neither has one. Raise an error that quotes `parent` if units differ.
         first, second = self._find_unit(left), self._find_unit(right)
         if first is not None and second is not None and first != second:
             verb = "compares" if isinstance(parent, syntax.Compare) else "adds"

@@ -116,8 +116,8 @@ class Batch:
     body_starts: Ints
     body_names: tuple[str, ...]
     """Distinct names of bodies; `body_name` holds indices into this tuple."""
-    body_name: Ints
-    body_role: NDArray[np.int8]
+    body_name: Ints  # the body table has `body_name` and `body_role`, [B] each
+    body_role: NDArray[np.int8]  # indices into `ROLES`
     target: Ints
     """Index of each episode's target object in the body table; -1 = none, [E]."""
     eef_pos_m: Channel
@@ -315,11 +315,12 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
     shift: Ints | int
     contact_shift: Ints | int
+    # `shift` has the change of body indices for each episode, and `contact_shift` for each contact.
     if isinstance(bodies, slice):  # in successive episodes, all indices of bodies shift by the same number
         shift = contact_shift = -int(bodies.start)
     else:
         shift = body_starts[:-1] - batch.body_starts[chosen]
-        # Give each contact its episode's index shift: repeat the shifts for the records, then for the contacts.
+        # Repeat each episode's shift for its records, and then each record's shift for its contacts.
         contact_shift = np.repeat(np.repeat(shift, np.diff(starts)), np.diff(contact_starts))
     return replace(
         batch,
@@ -368,6 +369,7 @@ def _select_channel(channel: Channel, episodes: Ints | slice) -> Channel:
 
 
 def _select_poses(poses: Poses, episodes: Ints | slice, shift: Ints | int) -> Poses:
+    # Return the chosen episodes' poses. Add `shift` (one number, or one per episode) to the indices of bodies.
     items, starts = _take_ranges(poses.body_starts, episodes)
     body = poses.body[items] + (shift if isinstance(shift, int) else np.repeat(shift, np.diff(starts)))
     return Poses(_select_channel(poses.channel, episodes), body, starts, poses.size)

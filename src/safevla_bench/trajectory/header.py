@@ -108,7 +108,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arm_count(self) -> int:
-        """Number of arms."""
         return len(self.arms) if self.arms else 1
 
     @property

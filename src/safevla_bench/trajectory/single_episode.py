@@ -83,7 +83,7 @@ def _build_contacts(contact_list: ContactList | None, record_count: int) -> Cont
     if contact_list is None:
         return Contacts.empty(present, record_count)
     starts = offsets_of(np.bincount(contact_list.record, minlength=record_count))
-    _, *columns = contact_list.columns().values()  # offsets replace the first column, which has record indices
+    _, *columns = contact_list.columns().values()  # `starts` replaces the first column, which has record indices
     return Contacts(present, starts, *columns)
 
 
@@ -148,6 +148,7 @@ def _pose_rows(
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
+    # Return an episode's contacts. Records and bodies are counted from the episode's first.
     contacts, first_body = batch.contacts, int(batch.body_starts[index])
     starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
     rows = slice(int(starts[0]), int(starts[-1]))
@@ -217,6 +218,7 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _channel_at_record(channel: Channel, record: int) -> Channel:
+    # Return one record's row of a channel that has one row per record; an unrecorded channel stays unrecorded.
     width = max(int(channel.width[0]), 0)  # -1 = not recorded
     values = channel.values[record * width : (record + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
@@ -237,6 +239,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 def validate(batch: Batch) -> None:
     """Raise `RecordError` for the first violated rule, with the first place at which the batch violates it."""
+    # These two checks of all episodes at once save most episodes a slower check that finds the place of the error.
     has_nameless_body, has_wrong_width = "" in batch.body_names, _find_wrong_widths(batch).tolist()
     for index, header in enumerate(batch.headers):
         _check_header(header)
@@ -388,8 +391,9 @@ def _check_contacts(batch: Batch) -> None:
     contacts = batch.contacts
     has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
     is_net_required = np.repeat(np.repeat(has_net_force, batch.lengths), np.diff(contacts.starts))
+    # Column -> the contacts that must have a number, [C]. An impulse may be NaN, which means not recorded.
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
-    required_masks = {"force_n": ~np.zeros_like(is_net_required), NET_FORCE: is_net_required, **impulses}
+    required_masks = {"force_n": np.ones_like(is_net_required), NET_FORCE: is_net_required, **impulses}
     is_allowed = is_net_required | np.isnan(contacts.net_force_n)
     forces = f'If each contact has the field {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
     unlisted = f"{{value}} is recorded, but the header's `forces` does not list {NET_FORCE}"
@@ -398,7 +402,8 @@ def _check_contacts(batch: Batch) -> None:
     missing = f"the contact lacks {NET_FORCE}, which the header's `forces` lists"
     _require_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}; otherwise, leave `forces` out.")
     for name, is_required in required_masks.items():
-        values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
+        values = getattr(contacts, name)
+        largest = sys.float_info.max if name in impulses else LARGEST
         _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
         _require_contacts(batch, ~(values < 0), name, "{value} is negative")
         _require_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
@@ -455,6 +460,7 @@ def _check_tracking(batch: Batch) -> None:
 
 
 def _check_time_stamps(batch: Batch) -> None:
+    # Successive time stamps must increase by at least `_SHORTEST_DT_S`.
     channel = batch.channel("time_s")
     for index in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]

@@ -147,6 +147,11 @@ def _raise_in(module: str, error: Exception) -> None:
         ("sim", ImportError("cannot import name 'x' from 'y'"), "pip install sim"),
         ("OpenGL.platform", AttributeError("'NoneType' has no attribute 'eglQueryString'"), graphics.GRAPHICS_REMEDY),
         ("mujoco.egl", ImportError("Cannot initialize a EGL device display"), graphics.GRAPHICS_REMEDY),
+        (
+            "mujoco.egl",
+            RuntimeError("The MUJOCO_EGL_DEVICE_ID environment variable must be an integer between 0 and 0"),
+            "Correct or unset the environment variable MUJOCO_EGL_DEVICE_ID.",
+        ),
     ],
 )
 def test_an_error_of_an_import_is_named_and_ascribed_to_graphics_only_if_graphics_raised_it(
@@ -157,7 +162,8 @@ def test_an_error_of_an_import_is_named_and_ascribed_to_graphics_only_if_graphic
         _raise_in(module, error)
     assert caught.value.remedy == remedy
     assert f"{type(error).__name__}: {error}" in caught.value.problem
-    assert ("with MUJOCO_GL=egl" in caught.value.problem) == (remedy == graphics.GRAPHICS_REMEDY)
+    is_graphics = remedy == graphics.GRAPHICS_REMEDY or "EGL" in remedy
+    assert ("with MUJOCO_GL=egl" in caught.value.problem) == is_graphics
 
 
 def test_robosuite_can_be_imported_although_its_log_file_belongs_to_another_user(monkeypatch, tmp_path):

@@ -57,6 +57,8 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         remedy = install
         if not is_missing:
             remedy = GRAPHICS_REMEDY if is_graphics else f"If a file is damaged, reinstall: {install}"
+            if is_graphics and DEVICE in str(error):
+                remedy = f"Correct or unset the environment variable {DEVICE}."
         problem = f"{simulator} cannot be imported{backend_note}: {type(error).__name__}: {error}"
         raise HostError(problem, remedy=remedy) from error
     _patch_robosuite_display()
