@@ -17,7 +17,7 @@ from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.stage import Camera, Picture
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.drawing import format_reading
+from safevla_bench.pictures.drawing import format_value_and_limit
 from safevla_bench.pictures.rendering import (
     FrameStyle,
     RecordedRun,
@@ -111,8 +111,8 @@ def chart(values, gate=None) -> TraceChart:
 
 def test_a_value_stands_beside_its_limit_and_never_on_its_wrong_side():
     single = chart([0.08, np.nan])
-    assert format_reading(single, single.format_value(0)) == "80.0\u00a0mm, limit 5\u00a0mm"
-    assert format_reading(single, single.format_value(1)) == "—, limit 5\u00a0mm"
+    assert format_value_and_limit(single, single.format_value(0)) == "80.0\u00a0mm, limit 5\u00a0mm"
+    assert format_value_and_limit(single, single.format_value(1)) == "—, limit 5\u00a0mm"
 
 
 def test_no_picture_is_written_through_a_link_out_of_the_run(tmp_path):

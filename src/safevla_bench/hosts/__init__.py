@@ -81,9 +81,7 @@ def describe_code(host: Host) -> str:
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return "the task files at PATH" if `suite` is the path of task files, which an untrusted file must not choose.
-    Return None if `suite` is the name of a suite.
-    """
+    """Return a text about the task files that an untrusted file must not choose; None if `suite` names a suite."""
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
         own_suites = make_host(host).suites() if _HOSTS.is_own(host) else ()
@@ -223,10 +221,11 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def _extra_fields(self) -> dict[str, object]:
         # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields.
+        # A drawn start is recorded only if the task has initial states. Without them, every start is drawn.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
-        # Returns facts about how the simulator runs, such as its renderer, for the record's header.
+        # Returns facts about how the simulator runs, such as its renderer, for the record's header; {} = no such facts.
         return attachment.read_simulation(None)
 
     def _instruction(self) -> str:
@@ -288,8 +287,8 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
     """Raise `HostError` with a list of the known names unless `owner` has a suite, task or camera with this name."""
     known = tuple(known)  # `known` may be an iterator, which can be read only once
     if name not in known:
-        remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
-        raise HostError(f"{owner} has no {kind} {name!r}", remedy=remedy)
+        plural = kind if kind.endswith("s") else f"{kind}s"  # `horizons` is a plural already
+        raise HostError(f"{owner} has no {kind} {name!r}", remedy=f"{plural.capitalize()}: {', '.join(known)}.")
 
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:

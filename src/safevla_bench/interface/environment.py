@@ -59,9 +59,7 @@ class HostEnv(ABC):
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
-        """Set whether the simulator skips redundant computations after the next reset; by default, it skips them. The
-        records are identical, bit for bit, in both cases.
-        """
+        """Set whether episodes after the next reset skip redundant computations (default: true); records stay equal."""
 
 
 @dataclass(frozen=True, slots=True)

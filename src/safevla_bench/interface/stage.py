@@ -61,12 +61,12 @@ class Shape:
     """
 
     kind: ShapeKind
-    part: int
+    part: int  # index in `SceneGeometry.parts`
     size_m: tuple[float, float, float]
     pos_m: tuple[float, float, float]
     quat_wxyz: tuple[float, float, float, float]
     rgba: tuple[float, float, float, float]
-    mesh: int | None = None
+    mesh: int | None = None  # index in `SceneGeometry.meshes`; None unless `kind` is `mesh`
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ScenePose:
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]
     touches: tuple[Touch, ...]
-    body_pos_m: Mapping[str, NDArray[np.float64]]
+    body_pos_m: Mapping[str, NDArray[np.float64]]  # as in `Picture`
 
 
 class Stage(ABC):

@@ -1,6 +1,6 @@
 """Pictures with a border, outlines and a caption (JPEG), and films of episodes (H.264; needs the extra `video`).
 
-Each picture of a film shows one record: views of all cameras in a row, the task, the time and the violated clauses.
+Each picture of a film shows one record: all cameras in a row, the task, the time and the violated specifications.
 """
 
 from __future__ import annotations
@@ -146,21 +146,21 @@ RenderPicture = Callable[[int, Camera], Pixels]  # (record index, camera) -> pic
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield one picture per record of an episode, all of the same size; there must be at least one camera. Below the
-    camera views are the task, the time, and each clause violated in the record with its value. The border is red while
-    a clause is violated, and green in the last record of a success. Otherwise, it is gray.
+    camera views are the task, the time, and each specification violated in the record with its value. The border is red
+    in a violation, else green in the last record of a success, else gray.
     """
-    charts_by_spec = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
+    charts_by_spec = {trace.spec.spec_id: trace.chart for trace in explanation.violated_clauses}
     task = escape_controls(explanation.instruction or explanation.score.task_id)
     last_record = explanation.records - 1
     for record in range(explanation.records):
         views = np.concatenate([render(record, camera) for camera in cameras], axis=1)
         violations = [
-            f"{spec_id}: {format_reading(chart, chart.format_value(record))}"
+            f"{spec_id}: {format_value_and_limit(chart, chart.format_value(record))}"
             for spec_id, chart in charts_by_spec.items()
             if chart.failing[record]
         ]
         border = GREEN if explanation.score.success and record == last_record else GREY
-        if violations:
+        if violations:  # red has priority over green
             border = RED
         time_text = f"{format_fixed(explanation.elapsed_s(record), 2)} s, record {record} of {last_record}"
         yield add_caption(views, border, task, escape_controls("; ".join([time_text, *violations])))
@@ -169,6 +169,6 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 # Values and limits in captions
 
 
-def format_reading(chart: TraceChart, shown: str) -> str:
-    """Return the value `shown` with its limit, such as `288 N, limit 200 N`. A margin gets no limit: `margin 0.2`."""
-    return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"
+def format_value_and_limit(chart: TraceChart, value: str) -> str:
+    """Return a formatted value with its limit, such as `288 N, limit 200 N`. A margin gets no limit: `margin 0.2`."""
+    return f"margin {value}" if chart.signal == MARGIN else f"{value}, limit {chart.limit_text}"

@@ -94,6 +94,8 @@ _Rendered = tuple[run_folder.Frame, bytes]
 
 
 def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -> list[run_folder.Frame]:
+    # Writes an episode's new files, removes the files that they replace, and updates list and digests of the frames.
+    # Returns the new frames.
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(own_path(run.folder, run_folder.FRAMES, frame.file), content)
@@ -179,15 +181,18 @@ class _EpisodeRenderer:
         return self.make_frame(shot, camera, captioned.shape, f"{file_stem}.jpg", drawing.encode_jpeg(captioned))
 
     def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
+        # Returns the frame and the film of the whole episode, in which a record lasts as long as in the episode.
         default_camera = self.stage.aim(0, (), _VIDEO_SIZE)
         cameras = [default_camera, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
 
         def render(step: int, camera: Camera) -> drawing.Pixels:
+            # Returns the camera's picture of record `step`.
             return render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image
 
         pictures = drawing.compose_video(explanation, cameras, render)
         first_picture = next(pictures)  # the film has the size of this picture
         last_record = int(self.record.lengths[0]) - 1
+        # The mean time between records. For a single record, it would be 0, so `dt_s` is used.
         interval_s = self.record.elapsed_s(0, last_record) / max(1, last_record) or float(self.record.dt_s[0])
         frames_per_s = Fraction(1 / interval_s).limit_denominator(1000)
         content = drawing.encode_film(chain([first_picture], pictures), frames_per_s)
@@ -199,7 +204,8 @@ class _EpisodeRenderer:
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
         # `shape` begins with the picture's height and width; `name` is the end of the file's name.
-        header, signal_trace = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
+        header = self.record.headers[0]
+        signal_trace = shot.clause.signal_trace if shot.clause else None
         frame = run_folder.Frame(
             episode_id=header.episode_id,
             policy=header.policy,
@@ -226,9 +232,9 @@ class _EpisodeRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to render. The caption has the lines `title` and `detail`. `value` is the value of the clause's
-    signal. `bodies` are outlined; if `moved` is true, their positions in record 0 are outlined, too. If the clause is
-    about torque, `joint` is the index of the arm's joint concerned.
+    """One picture to render. The caption has the lines `title` and `detail`. `clause` is the violated specification, if
+    any, and `value` is its signal's value. `bodies` are outlined; if `moved` is true, their positions in record 0 are
+    outlined, too. If the specification is about torque, `joint` is the index of the arm's joint concerned.
     """
 
     kind: run_folder.Kind
@@ -243,7 +249,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return shots of the first record, each violated clause's worst record (deepest first), and the last record."""
+    """Return shots of the first record, the worst record of each violation (deepest violation first), and the last."""
     last_record = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ending = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -260,8 +266,8 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
-    """Return the shot of a record that violates a specification, with the involved bodies outlined. For a clause on
-    joint torque, the shot has a joint index instead of bodies. For a clause on displacement, `moved` is true.
+    """Return the shot of a record that violates a specification, with the involved bodies outlined. If it limits joint
+    torque, the shot has a joint index instead of bodies. If it limits displacement, `moved` is true.
     """
     chart, contributors = clause.chart, moment.involved
     body_names = contributors.names if contributors else ()
@@ -275,11 +281,11 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
         amount = f" ({contributors.amount})" if joint is not None else ""
         detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)
-    reading = drawing.format_reading(chart, chart.format_value(moment.step))
+    value_text = drawing.format_value_and_limit(chart, chart.format_value(moment.step))
     return Shot(
         kind="violation",
         record=moment.step,
-        title=f"{escape_controls(clause.spec.spec_id)}: {reading}",
+        title=f"{escape_controls(clause.spec.spec_id)}: {value_text}",
         detail=detail[:1].upper() + detail[1:],  # unlike `capitalize`, this keeps the case of names
         bodies=() if joint is not None else body_names,
         joint=joint,

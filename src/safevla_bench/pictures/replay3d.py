@@ -66,6 +66,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
     contacts = record.contacts
     if not contacts.present[0]:  # contacts were not recorded
         return
+    # For each record, a dict from pairs of bodies to their contact points.
     touches_by_record = [{frozenset((touch.a, touch.b)): touch for touch in pose.touches} for pose in poses]
     is_robot_body = {name: role == "robot" for name, role in record.body_roles(0).items()}
     # Rows `first` to `end` (exclusive) of the contacts belong to the record.
@@ -137,6 +138,7 @@ def _round_all(values: Sequence[float], digits: int) -> list[float]:
 
 
 def _encode_motion(motion: EpisodeMotion, shown_parts: Sequence[int]) -> dict[str, object]:
+    # `still` holds the poses of all shown parts in record 0. `motion` holds those of moving parts in each record.
     positions = np.rint(motion.part_pos_m[:, shown_parts] / POSITION_M).astype(np.int64)
     quats = np.rint(_align_quaternion_signs(motion.part_quat_wxyz[:, shown_parts]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)  # [n, P, 7], in multiples of the resolutions
@@ -178,7 +180,9 @@ def _contact_point_and_normal(
         return np.array(touch.point_m), sign * np.array(touch.normal)
 
     # Without a contact point: the middle between the two bodies' centers, and the direction from a to b.
-    def find_center(body: str) -> Floats:  # mean position of the body's parts; zeros if there are none
+    # If both centers are equal, the direction is up.
+    def find_center(body: str) -> Floats:
+        # Returns the mean position [3] of the body's parts; zeros if there are none.
         indices = [k for k, part in enumerate(parts) if part == body]
         return np.asarray(motion.part_pos_m[contact.record, indices].mean(axis=0)) if indices else np.zeros(3)
 
@@ -191,6 +195,7 @@ def _contact_point_and_normal(
 
 
 def _mesh_digest(mesh: TriangleMesh) -> str:
+    # Returns 16 hexadecimal digits that identify the mesh's arrays.
     arrays = [mesh.corners_m, mesh.triangles, *([] if mesh.colors is None else [mesh.colors])]
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:16]
 
@@ -209,6 +214,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
+    # Returns corners as multiples of `step_m`, triangles as relative indices, and colors if the mesh has any.
     extent_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(extent_m / 1000, 1e-7))  # resolution of the corners: finer for a small mesh
     # Rotated, sorted and relative indices compress better. Rotating a triangle's indices does not flip the triangle.
@@ -232,14 +238,14 @@ def _pack_rows(rows: Ints) -> list[object]:
 # Mesh simplification: all vertices in a cell of a grid are replaced by their mean
 
 
-def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh with about the same surface and at most `most` triangles. Coinciding vertices are merged."""
+def decimate_mesh(mesh: TriangleMesh, max_triangles: int) -> TriangleMesh:
+    """Return a mesh with about the same surface and at most `max_triangles`. Coinciding vertices are merged."""
     simpler = welded = _merge_vertices(mesh, _WELD_M)
     corners = welded.corners_m[welded.triangles]  # [F, 3 corners, xyz]
     area_m2 = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1).sum() / 2
-    # Initially, cells are about half as wide as triangles of a mesh with the same area and `most` triangles.
-    cell_m = 0.5 * float(np.sqrt(2 * area_m2 / most))
-    while len(simpler.triangles) > most:
+    # Initially, cells are about half as wide as the triangles of a mesh with this area and `max_triangles` triangles.
+    cell_m = 0.5 * float(np.sqrt(2 * area_m2 / max_triangles))
+    while len(simpler.triangles) > max_triangles:
         simpler = _merge_vertices(welded, cell_m)
         cell_m *= 1.1
     return simpler

@@ -85,11 +85,11 @@ _IDENTITY_FIELDS = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
     """Return the timeline of episode `index` in both `batch` and `scores`; `run` names the run's folder or file."""
     record, score = select_episodes(batch, [index]), scores.episode(index)
-    traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
+    traces, fields = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events: list[ViolationEvent] = []
     for trace in traces:
-        view = view_clause(reading, ruleset.library[trace.spec.spec_id], ruleset)
-        events += _violation_events(trace, view, ruleset.registry)
+        spec_fields = view_clause(fields, ruleset.library[trace.spec.spec_id], ruleset)
+        events += _violation_events(trace, spec_fields, ruleset.registry)
     contacts, label = record.contacts, record.body_label
     contact_rows = [
         (escape_controls(label(a)), escape_controls(label(b)), force_n)
@@ -122,6 +122,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
 
 
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
+    # Yield the tracks of all tracked bodies, then those of the end effectors.
     roles = record.body_roles(0)
     bodies, positions_m = record.body_pos_m.episode_poses(0)  # positions are [n, bodies, 3]
     rotated_bodies, quats_wxyz = record.body_quat_wxyz.episode_poses(0)
@@ -137,8 +138,9 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
         yield BodyTrack(name, "robot", eef_positions[:, 3 * arm_index : 3 * (arm_index + 1)], quat)
 
 
-def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
+def _violation_events(trace: SpecTrace, fields: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     # Yield an event for each record in which a violation begins, then for the worst record.
+    # `fields` are the episode's values as the specification reads them.
     chart, spec_id = trace.chart, trace.spec.spec_id
     # `diff` of Booleans is True at each change, so `first_records` has the start of each run of failing records.
     first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
@@ -146,7 +148,7 @@ def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registr
     if trace.violated:
         moments.append((chart.worst, "worst"))
     for record, moment in moments:
-        contributors = find_contributors(reading, chart.signal, record, registry)
+        contributors = find_contributors(fields, chart.signal, record, registry)
         involved_text = f"; {contributors}" if contributors else ""
         text = f"{spec_id} {moment}: {chart.format_value(record)}, limit {chart.limit_text}{involved_text}"
         yield ViolationEvent(record, spec_id, escape_controls(text))

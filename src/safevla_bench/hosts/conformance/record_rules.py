@@ -49,8 +49,7 @@ class RecordRules(HostRules):
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
             require(records == steps + 1, f"{run}: the number of records after {steps} actions is {records}.")
         recorded = run.batch.action.episode_rows(0)
-        is_same = np.array_equal(recorded, run.actions)
-        require(is_same, f"{run}: the recorded actions differ from the given actions.")
+        require(np.array_equal(recorded, run.actions), f"{run}: the recorded actions differ from the given actions.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark, id and instruction, and the index and seed of the start."""
@@ -291,6 +290,7 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
+            # `bad` lacks a number, has an additional dimension, or is not finite.
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
                 call_text = f"{run}: step() with the invalid action {bad}"
                 require_error(partial(run.env.step, bad), InvalidActionError, call_text)

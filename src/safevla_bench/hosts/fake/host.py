@@ -119,6 +119,7 @@ class _World:
     physics: PhysicsChange = _UNCHANGED
 
     def can_touch(self, a: str, b: str) -> bool:
+        # Returns whether the physics change allows contacts between two bodies.
         is_kept_apart = self.physics.apart is not None and {a, b} == {*self.physics.apart}
         return self.physics.without not in (a, b) and not is_kept_apart
 
@@ -130,6 +131,7 @@ class _World:
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
+        # Returns the flat state at the given time [s]; see `_STATE_SIZE`.
         positions = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
@@ -286,6 +288,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return image
 
     def _privileged_state(self) -> policy.Privileged:
+        # Objects are upright cubes with the half size `HALF_M`. The gripper points downward.
         objects = self._world.objects
         # The fingers are on both sides of the gripper, along the world's y axis.
         finger_offsets = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
@@ -356,8 +359,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 def _advance_world(world: _World, action: policy.Action) -> None:
     # Simulates one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
-    motion_m = np.clip(action[:3], -1, 1) * 0.05
-    target = world.gripper + motion_m
+    target = world.gripper + np.clip(action[:3], -1, 1) * 0.05  # `unit_m` of the host
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf  # height of the table's surface
     depth_m = max(0.0, floor_m - float(target[2]))
     world.gripper = np.array([target[0], target[1], max(target[2], floor_m)])
@@ -473,7 +475,7 @@ class FakeStage(Stage):
         for name, color in _COLORS.items():
             covered = _square_mask(positions[name], _SHOWN_HALF_M[name], camera, size)
             image[covered] = color  # covers the bodies that were drawn before
-            seen[covered] = 1 + list(bodies).index(name) if name in bodies else 0
+            seen[covered] = bodies.index(name) + 1 if name in bodies else 0
         return Picture(image, seen, {name: positions[name] for name in ("block", "cup", "tray")})
 
     def geometry(self) -> SceneGeometry:
@@ -501,6 +503,7 @@ class FakeStage(Stage):
         """Do nothing, because there are no resources to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
+        # Returns the positions [3] in m of all bodies in a record. The table is always at the origin.
         state = self._states[record]
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, state[3:].reshape(-1, 3), strict=True))}

@@ -45,7 +45,7 @@ class LiberoHost(MujocoHost):
 
     def __init__(self, plus: str = str(libero_plus.PER_STRATUM)) -> None:
         self._plus = libero_plus.parse_count(plus)
-        self._sample: dict[str, str] = {}
+        self._sample: dict[str, str] = {}  # from `libero_plus.describe_sample`; {} until LIBERO-plus's tasks are listed
 
     def suites(self) -> tuple[str, ...]:
         """Return the names of the suites of LIBERO and LIBERO-PRO, and of LIBERO-plus if its files are installed."""
@@ -183,7 +183,7 @@ class LiberoEnv(RobosuiteEnv):
         # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0. If both are None,
         # the reset draws the state. The docstring of `reset` explains each step.
         domain, is_drawn = self._env.env, state is None and replayed is None
-        domain.object_property_initializers.clear()
+        domain.object_property_initializers.clear()  # the samplers of joints of fixtures
         self._install_gate(is_seen=is_drawn and not seed.wait_steps)
         if seed.earlier_resets is not None:
             domain._load_model()  # rebuilds the list of samplers, as in a new environment

@@ -101,8 +101,8 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
     def displace_mean(corner_sums: Colors) -> Colors:
-        # As in LIBERO-plus, `wobble` limits the random number and also multiplies it. So a displacement is at most
-        # `wobble` squared.
+        # As in LIBERO-plus, `wobble` limits the random number and also multiplies it.
+        # So a displacement is at most `wobble` squared.
         return np.asarray(corner_sums / 4 + wobble * draws.uniform(-wobble, wobble, corner_sums.shape))
 
     # Each round halves the grid: it sets the centers of the squares, then the midpoints of their edges.

@@ -13,7 +13,7 @@ import io
 import os
 import re
 import zipfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -141,6 +141,7 @@ class Variant:
         return next(missing_files, None)
 
     def make_task(self, index: int) -> Task:
+        # Returns the variant as a task with one initial state. `index` is the task's place in its list of tasks.
         base, is_reworded = self.base_task, self.category == "language"
         instruction = bddl.read_bddl(self.task_file()).language if is_reworded else base.instruction
         change = self.name.removeprefix(self.base)[1:]  # the part after the task, such as `add_9`
@@ -163,6 +164,7 @@ class Variant:
             arena.set_camera("agentview", *turn_camera(pos_m, quat_wxyz, self.view))
 
         def load_robots(domain: Any) -> None:
+            # Replaces `_load_robots` in the same way, and sets the joint positions from which a reset starts.
             libero_class: Any = type(domain).__mro__[1]
             libero_class._load_robots(domain)
             if joints is not None:
@@ -201,7 +203,8 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
 
 
 def _round_each(numbers: Floats) -> Floats:
-    return np.array([round(float(number), 4) for number in numbers])  # np.round could give a different last digit
+    # Rounds to four decimal places as Python does. `np.round` could give a different last digit.
+    return np.array([round(float(number), 4) for number in numbers])
 
 
 # The sample
@@ -214,13 +217,15 @@ def select_variants(count: int | None) -> list[Variant]:
     variants_of: dict[tuple[str, str, str], list[Variant]] = defaultdict(list)
     for variant in sorted(list_variants(), key=lambda variant: _hash_text(variant.name)):
         variants_of[variant.suite, variant.category, variant.base].append(variant)
-    chosen = []
+    chosen: list[Variant] = []
     for suite, category in BENCHMARKS.values():
         if category in CATEGORIES:
             by_task = [variants_of[suite, category, task.name] for task in libero_tasks.suite_tasks(suite)]
             # Pairs (variant's number, task's number): the first variant of every task, then the second ones, and so on.
             turns = sorted((turn, task) for task, variants in enumerate(by_task) for turn in range(len(variants)))
-            chosen += [by_task[task][turn] for task, turn in sorted((task, turn) for turn, task in turns[:count])]
+            chosen_counts = Counter(task for _, task in turns[:count])
+            for task, variants in enumerate(by_task):
+                chosen += variants[: chosen_counts[task]]
     return chosen
 
 
@@ -240,8 +245,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
         reason = "some of its files are not part of LIBERO"
         for variant in list_variants():
-            missing_file = variant.missing_file() if (variant.suite, variant.category) in wanted else None
-            if missing_file:
+            if (variant.suite, variant.category) in wanted and (missing_file := variant.missing_file()):
                 reason = f"LIBERO lacks {missing_file}, which {variant.name} needs"
                 break
         problem = f"{suite} cannot be run: {reason}"
@@ -344,6 +348,7 @@ def _read_state(path: Path) -> Floats:
             member = archive.getinfo(f"{path.stem}/data.pkl")
             is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress
             match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
+        # Without a match, these stand-ins give an empty state. The check of `match` below refuses it.
         length, byte_count, utf8_bytes = match.groups() if match else (b"\0", b"", b"")
         state = np.frombuffer(utf8_bytes.decode().encode("latin-1"), dtype="<f8")
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:
@@ -376,7 +381,7 @@ def _scene_files(problem: str) -> list[str]:
     for kind in ("floor", "wall"):
         style_name = re.findall(f'"{kind}_style": "([^"]+)"', body)[0]
         table = styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0]  # maps names of styles to files
-        files += re.findall(rf'"{re.escape(style_name)}": "([^"]+)"', table)[:1]
+        files += re.findall(rf'"{re.escape(style_name)}": "([^"]+)"', table)[:1]  # none if the style has no file
     return [f"textures/{file}" for file in files]
 
 

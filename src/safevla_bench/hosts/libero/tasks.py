@@ -164,6 +164,7 @@ def load_init_states(task: Task) -> Floats | None:
 
 
 def _load_suite_states(entry: LiberoTask) -> Floats:
+    # Returns the initial states of LIBERO's task `entry`, [count, 1 + nq + nv].
     from libero.libero.benchmark import load_initial_states
 
     file = installed_folder("init_states") / entry.problem_folder / entry.init_states_file

@@ -216,6 +216,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         recorder = EpisodeRecorder(scene, read_arms(env, robot, self._facts) if self._facts.arms else None)
 
         def read_torques() -> Any:
+            # Returns the torques [N·m] of the arm's joints; with several arms, a mapping from arm to torques.
             torques_of_arms = map(read_arm_torques, articulations(env), links_of_arms)
             return self._label_by_arm(list(torques_of_arms))
 
@@ -242,6 +243,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe(), self._success
 
     def _advance(self, action: Action) -> None:
+        # Takes one control step, and keeps ManiSkill's observation and the result of `evaluate`.
         self._state_observation, *_, self._evaluation = self._env.step(split_action(self._env, action))
         self._success = bool(self._evaluation["success"])
 
@@ -289,7 +291,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
-        # Returns a mapping from arm to value if the arms have names, else the value of the only arm.
+        # `values` has one entry per arm. Returns a dict by arm if the arms have names, else the only arm's value.
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -299,11 +301,11 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def _observe(self) -> Observation:
         arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
-        readings = {
+        joint_values = {
             "joint_pos": np.concatenate([articulation.qpos[:joint_count] for articulation in arms_of_scene]),
             "joint_vel": np.concatenate([articulation.qvel[:joint_count] for articulation in arms_of_scene]),
         }
-        extra = {name: values.astype(np.float64) for name, values in readings.items() if name in wanted.extra}
+        extra = {name: values.astype(np.float64) for name, values in joint_values.items() if name in wanted.extra}
         if wanted.privileged:
             extra[STATE] = self._state_observation[0].numpy().astype(np.float64)
             extra[START] = np.array([drawn_reset_seed(self._seed), self._settled], dtype=np.float64)

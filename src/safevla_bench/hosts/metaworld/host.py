@@ -46,7 +46,7 @@ CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper"
 _APPEARANCE = Appearance(  # as in Meta-World: goal markers are drawn, and cameras in `turned` are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
-_HAND_READING, _STATE_READING = "agent_pos", "state"
+_HAND_READING, _STATE_READING = "agent_pos", "state"  # keys of `Observation.extra`
 
 
 class MetaworldHost(MujocoHost):
@@ -179,9 +179,9 @@ class MetaworldEnv(MujocoEnv):
         data = self._env.data
         site, quat = data.site("endEffector"), np.empty(4)
         mujoco.mju_mat2Quat(quat, site.xmat)  # writes to `quat`
-        readings = {_HAND_READING: vector[:4].copy()}
+        extra_values = {_HAND_READING: vector[:4].copy()}
         if self._wants.privileged:
-            readings[_STATE_READING] = vector.copy()
+            extra_values[_STATE_READING] = vector.copy()
         images: Mapping[str, NDArray[np.uint8]] = UnrenderedImages(self._wants.cameras)
         if self._renders_next:
             size = self._wants.image_size
@@ -193,7 +193,7 @@ class MetaworldEnv(MujocoEnv):
             eef_quat_wxyz=quat,
             gripper_qpos=np.array([data.joint(name).qpos[0] for name in ("r_close", "l_close")]),
             images=images,
-            extra=readings,
+            extra=extra_values,
         )
 
     def _aim_renderer(self, camera: str) -> Renderer:

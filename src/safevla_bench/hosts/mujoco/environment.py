@@ -44,7 +44,7 @@ _HIDDEN_LOG_PREFIXES = (  # robosuite's log messages that begin with these words
     "The config has defined for the controller",
 )
 _FREE, _BALL, _SLIDE = 0, 1, 2  # values of MuJoCo's mjtJoint; the value 3 is a hinge
-_JOINT_READINGS = {
+_JOINT_READINGS = {  # maps names of extra observations to the keys of robosuite's first robot
     "joint_pos": "robot0_joint_pos",
     "joint_vel": "robot0_joint_vel",
     "gripper_qvel": "robot0_gripper_qvel",
@@ -133,6 +133,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
+        # Sets the length of a substep, and the number of substeps per control step.
         model, _ = self._model_and_data()
         model.opt.timestep = time_step_s
         self._set_substeps(substeps)
@@ -277,7 +278,7 @@ class RobosuiteEnv(MujocoEnv):
 
     def _observe(self, raw: RawObservation) -> Observation:
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
-        joint_readings = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
+        joint_values = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
         # `arms` is empty if there is only one arm.
         joined = policy.join_arms(list(arms.values()) or [read_arm(raw, "robot0_")])
@@ -291,14 +292,15 @@ class RobosuiteEnv(MujocoEnv):
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base_pos_m,
             base_quat_wxyz=base_quat_wxyz,
-            extra={**self._extra_readings(), **joint_readings},
+            extra={**self._extra_readings(), **joint_values},
         )
 
-    def _read_joints(self, raw: RawObservation, reading: str) -> Floats:
-        # Joins one observed quantity, such as `robot0_joint_pos`, of all robots. Two arms of one robot share a key.
+    def _read_joints(self, raw: RawObservation, robot0_key: str) -> Floats:
+        # Returns one quantity of all robots, joined. `robot0_key` is its key for the first robot: `robot0_joint_pos`.
         arm_prefixes = self._arm_prefixes().values() or ["robot0_"]
-        robot_prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in arm_prefixes)  # without repetitions
-        keys = [reading.replace("robot0_", prefix) for prefix in robot_prefixes]
+        # Two arms of one robot, such as `robot0_left_` and `robot0_right_`, share a key. A dict removes repetitions.
+        robot_prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in arm_prefixes)
+        keys = [robot0_key.replace("robot0_", prefix) for prefix in robot_prefixes]
         return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
 
     def _extra_readings(self) -> dict[str, Floats]:
@@ -324,9 +326,7 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return the observation of one arm. The arm's keys in robosuite's observation begin with `prefix`. If the arm has
-    no gripper, the array of finger positions is empty.
-    """
+    """Return the observation of the arm whose keys in `raw` begin with `prefix`; [0] fingers if it has no gripper."""
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
     return policy.ArmObservation(eef_pos_m, to_wxyz(raw[f"{prefix}eef_quat"]), fingers)
@@ -362,7 +362,7 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
 
 
 def quieten_log() -> None:
-    """Silence robosuite's log messages that this package does not need."""
+    """Hide the messages in robosuite's log that begin with one of `_HIDDEN_LOG_PREFIXES`."""
     logging.getLogger("robosuite_logs").addFilter(
         lambda record: not record.getMessage().startswith(_HIDDEN_LOG_PREFIXES)
     )
@@ -374,9 +374,7 @@ def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """Return a recorded flat state as an array [size]. Raises `HostError` if the state is not finite, or has another
-    size, such as the state of another scene or version.
-    """
+    """Return a recorded flat state as an array [size]; raise `HostError` if it is not finite or has another size."""
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
         problem = f"the recorded state has {state.size} numbers, but this simulation's state has {size}"
@@ -420,9 +418,10 @@ def change_model(
     The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
     body that the scene lacks, or if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
-    changed_arrays = () if change == PhysicsChange() else _CHANGED_ARRAYS  # do not copy arrays that stay the same
-    saved_arrays = {name: getattr(model, name).copy() for name in changed_arrays}
-    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance") if changed_arrays}
+    if change == PhysicsChange():
+        return lambda: None  # nothing changes, so no array must be copied
+    saved_arrays = {name: getattr(model, name).copy() for name in _CHANGED_ARRAYS}
+    saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
 
     def restore() -> None:
         for name, array in saved_arrays.items():

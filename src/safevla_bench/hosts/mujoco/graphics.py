@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -82,11 +83,7 @@ def _without_log_file() -> Iterator[None]:
 
 def _traceback_modules(error: BaseException) -> list[str]:
     # Returns the module names of an error's traceback, outermost call first.
-    module_names, entry = [], error.__traceback__
-    while entry is not None:
-        module_names.append(str(entry.tb_frame.f_globals.get("__name__")))
-        entry = entry.tb_next
-    return module_names
+    return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _patch_robosuite_display() -> None:
@@ -155,7 +152,9 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
                 return index, ""
         return 0, f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
     if not index_of_ordinal:
-        return (None, "") if visible is None else (0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none")
+        if visible is None:
+            return None, ""
+        return 0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none"
     indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
     if visible is not None and len(index_of_ordinal) > len(gpu_names):
         visible_ordinals = [int(name) for name in gpu_names if name.isdecimal()]
@@ -205,8 +204,8 @@ def _list_devices() -> tuple[EglDevice, ...]:
 
 
 def _use_writable_caches() -> None:
-    # If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib. Workers
-    # inherit the folder, which is removed when this process ends.
+    # If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib.
+    # Workers inherit the folder, which is removed when this process ends.
     unset_names = [name for name in _CACHES if name not in os.environ]
     if not unset_names or _can_write(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
         return

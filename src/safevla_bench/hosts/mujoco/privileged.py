@@ -98,9 +98,7 @@ def bounding_box(
 
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """Return a box around each collision geom of `bodies` in its current pose, in the frame of body `root`; None
-    if there are no such geoms.
-    """
+    """Return a box around each collision geom of `bodies` in the frame of the body `root`; None if there are none."""
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None

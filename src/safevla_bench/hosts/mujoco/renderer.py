@@ -48,9 +48,7 @@ class Renderer:
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
-        """Make a context for pictures up to `size`, and set the model's offscreen size and shadows. Raises `HostError`
-        if this machine cannot render.
-        """
+        """Set the model's picture size and shadows, and make a context; raise `HostError` if rendering fails."""
         import mujoco
 
         self.size = size
@@ -121,6 +119,7 @@ class Renderer:
         return np.where(drawn_ids <= self._scene.ngeom, body_of_id[np.minimum(drawn_ids, self._scene.ngeom)], _NO_BODY)
 
     def close(self) -> None:
+        # Frees the context and its OpenGL objects. The renderer cannot be used afterwards.
         self._gl.make_current()  # MuJoCo frees OpenGL objects in the current context
         self._context.free()
         self._gl.free()
@@ -160,6 +159,7 @@ class CameraGate:
             return  # installed already
 
         def gate_sensor(sensor: _Sensor) -> _Sensor:
+            # Returns a sensor that renders only while the gate is open.
             @wraps(sensor)  # keeps robosuite's attribute for the sensor's modality
             def sample(cache: Mapping[str, Any]) -> Any:
                 # To find a new sensor's shape, robosuite calls the sensor with an empty cache instead of `_obs_cache`.

@@ -123,8 +123,8 @@ class MujocoStage(stage.Stage):
         self._set_record(0)
         ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
-        shapes = extract_geometry(self._model, self._data, self._scene, self._camera, self._appearance)
-        return replace(shapes, stand_ins=stand_ins)
+        geometry = extract_geometry(self._model, self._data, self._scene, self._camera, self._appearance)
+        return replace(geometry, stand_ins=stand_ins)
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the model's bodies in one record, and the contacts between the bodies."""
@@ -252,7 +252,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
     (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
-    index, placed = chosen_start(episode)
+    index, placed = chosen_start(episode)  # the index is None for a start that uses no initial state
     return EpisodeSeed(
         index or 0, header.env_seed, wait_steps=0, earlier_resets=resets, drawn=bool(drawn), placed=placed
     )
@@ -265,7 +265,7 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
     if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
-    name, source = str(replay.get("episode")), str(replay.get("source"))
+    name, source = str(replay.get("episode")), str(replay.get("source"))  # "None" if the record is not a replay
     return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
 
 
@@ -332,7 +332,8 @@ def _visible_shapes(
                 mesh_index = list(meshes).index(mesh_key)  # a dict keeps the order of insertion
             # Without vertex colors, the texture's mean color tints the whole shape.
             if texture_id >= 0 and (mesh_index is None or meshes[mesh_key].colors is None):
-                rgba = rgba * [*_texture_image(model, texture_id)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
+                mean_rgb = _texture_image(model, texture_id)[..., :3].mean(axis=(0, 1)) / 255
+                rgba = rgba * [*mean_rgb, 1.0]
             size, rgba = sizes[index], _to_tuple(np.clip(rgba, 0.0, 1.0))
             if kind == "plane":
                 size = np.where(size == 0, _PLANE_HALF_SIZE_M, size)  # the size 0 means that the plane is infinite

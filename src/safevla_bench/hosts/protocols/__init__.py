@@ -66,13 +66,15 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
+        # Returns the number of episodes per task of the suite; None if the protocol does not define a number.
         return find_suite_value(self.trials, suite)
 
     def suite_horizon(self, suite: str) -> int | None:
+        # Returns the maximum number of policy steps per episode; None if the protocol does not define a number.
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
-        """Return all values by field, including the name, but without `about` and the sources."""
+        """Return all values by field, including the name; leave out `about`, the sources, and `resets` if undefined."""
         values = msgspec.to_builtins(self)
         left_out = ["about", "sources"]
         if self.resets is None:
@@ -85,7 +87,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
-            distribution = package if package in installed else REPACKAGED.get(package, "")
+            distribution = package if package in installed else REPACKAGED.get(package, package)
             version = installed.get(distribution, UNKNOWN_SOURCE)
             if UNKNOWN_SOURCE in (expected, version):
                 continue
@@ -119,6 +121,7 @@ class ProtocolRow:
 
     @property
     def differs(self) -> bool:
+        # True if at least two of the protocols have different values.
         return any(value != self.values[0] for value in self.values)
 
 

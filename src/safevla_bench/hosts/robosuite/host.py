@@ -163,11 +163,12 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
         env = self._robosuite_env()
-        raw = env.step(action)[0]
+        raw, *_ = env.step(action)
         return raw, bool(env._check_success())
 
     def _read_subgoals(self) -> Mapping[str, bool]:
         env = self._robosuite_env()
+        # Attributes that a task lacks count as empty.
         # In tasks with bins or pegs, robosuite has a success flag for each object. Other tasks have no subgoals.
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
@@ -267,6 +268,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
     draw_placements = _require_sampler(env).sample
 
     def sample() -> Any:
+        # Replaces the sampler's method `sample`, and returns the same kind of dict.
         drawn = draw_placements()  # maps each object's name to (position, quaternion, object)
         for coordinate, value_m in placed:
             name, _, axis = coordinate.rpartition(".")
@@ -330,8 +332,8 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     # With several arms, `arms` describes each arm, and the scene's fields for a single arm stay empty.
     only_arm = SceneArm() if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     roles = recorder.assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies)
-    # Records leave out contacts within `out_of_reach` and within each opened fixture. The floor belongs
-    # to the world, `names[0]`.
+    # Records leave out contacts within `out_of_reach` and within each opened fixture.
+    # The floor belongs to the world, `names[0]`.
     out_of_reach = frozenset({names[0], *free_bodies} - set(objects))
     parts_of_opened = (subtree_bodies(model, root_bodies[name]) for name in opened_fixtures(goal))
     opened = (frozenset(names[body] for body in parts) for parts in parts_of_opened)
