@@ -84,7 +84,7 @@ def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashabl
 
 @dataclass(frozen=True)
 class SubstepContacts(ABC):
-    """C contacts between geoms in successive substeps, sorted by `substep`, then as in the simulator."""
+    """Contacts between geoms in successive substeps, [C]: sorted by `substep`, then in the simulator's order."""
 
     substeps: int
     substep: Ints

@@ -269,7 +269,7 @@ def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
 
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
-    """Raise `HostError` if robosuite's `version` is not 1.4. `distributions` names LIBERO's distributions."""
+    """Raise `HostError` if robosuite's `version` is not 1.4. `distributions` are the packages that install LIBERO."""
     if version.startswith(_ROBOSUITE):
         return
     ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]

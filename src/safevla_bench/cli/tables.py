@@ -326,7 +326,7 @@ def export_command(
     image_size: int = option(
         "lerobot: size of the pictures in pixels.", type=options.WholeNumber(16, 1024), default=128
     ),
-    video: bool = flag("lerobot: write films instead of pictures."),
+    video: bool = flag("lerobot: write videos instead of images."),
 ) -> None:
     """Judge archives or run folders and write the results for other programs.
 

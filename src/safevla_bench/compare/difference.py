@@ -229,7 +229,7 @@ def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) 
     joined = significance.join_tests([result for _, result in tested])
 
     def find_interval() -> intervals.Interval:
-        ends = joined.interval or _NO_INTERVAL  # the interval of joined tests is never None
+        ends = joined.interval or _NO_INTERVAL  # never None for combined tests
         return intervals.make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
 
     return significance.MeanTest(joined.p_value[order], find_interval)

@@ -87,8 +87,8 @@ class JudgedSource:
                 yield name, f"The answers of {name} arrive {duration} late."
 
     def to_document(self) -> dict[str, object]:
-        """Return the source as in scores.json and the report: the description and the archive's digest. In the
-        description, a digest replaces a registration. `policy_names` is added for renamed policies ("" = no policy).
+        """Return the source as it appears in scores.json and the report: its description and the archive's digest. Of
+        a registration, only the digest is given. `policy_names` is added for renamed policies ("" = no policy).
         """
         names = {recorded or "": name for recorded, name in self.policy_names.items()}
         new_names = {"policy_names": names} if names else {}

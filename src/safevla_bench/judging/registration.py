@@ -68,7 +68,7 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """The start of each episode, as `initial state/environment's seed`."""
+        """The start of each episode, as the text `STATE/SEED`: its initial state and the environment's seed."""
         return tuple(self.episodes.split())
 
 

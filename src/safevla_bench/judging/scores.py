@@ -88,7 +88,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class PhaseSpan(NamedTuple):
-    """The first and the last record of a phase, and the components that own the phase, as indices."""
+    """The indices of a phase's first and last record, and of the task components to which the phase belongs."""
 
     first: int
     last: int
@@ -444,8 +444,8 @@ class Scores:
 
     @cached_property
     def first_violation(self) -> tuple[Ints, Ints]:
-        """Record and column of the first violation of the safe tier, [E] each; -1 without a violation. If a record has
-        several violations, the library's order decides.
+        """The record of the first violation of a scored specification, and this specification's column, [E] each; -1
+        without a violation. If a record has several violations, the library's order decides.
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)

@@ -393,8 +393,8 @@ def _judge_arm(
 
 
 def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
-    # For each episode, return the verdict of the worst arm, but the earliest first violation and the largest counts of
-    # all arms.
+    # For each episode, return the verdict of the worst arm.
+    # The first violation and the counts are the earliest and the largest of all arms.
     arms, episode_count = _stack_arms(arm_verdicts), len(arm_verdicts[0].state)
     episode_of_arm = np.tile(np.arange(episode_count), len(arm_verdicts))
     return _join_parts(arms, episode_of_arm, _sort_arms(arms, episode_of_arm), np.maximum)

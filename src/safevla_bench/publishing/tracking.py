@@ -43,7 +43,7 @@ class Tracker(Protocol):
     """
 
     def log(self, episode: int, row: Row) -> None:
-        """Take the row of an episode. `episode` counts from 1, and continues to count in a resumed run."""
+        """Log the row of one episode. `episode` is its number from 1; a resumed run continues the numbering."""
 
     def finish(self, numbers: Numbers) -> None:
         """Take the final numbers, and close the tracker. The numbers are empty if the run was interrupted."""

@@ -248,7 +248,7 @@ def find_shared_states(
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
     verdict_count = len({scores.verdict(k) for k in episodes})
-    success_count = len(set(scores.success[episodes].tolist()))  # 1 if all episodes or none succeeded, else 2
+    success_count = len(set(scores.success[episodes].tolist()))  # 1 = the episodes' successes are equal
     vsi = np.nan_to_num(scores.vsi[episodes])
     # The number of different verdicts counts most, then whether success differs, then the range of VSI (0 to 1).
     return 4.0 * verdict_count + 2.0 * success_count + float(vsi.max() - vsi.min())

@@ -80,8 +80,8 @@ def run_episode(
 ) -> EpisodeOutcome:
     """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the traceback. After an
     invalid action, the outcome is `invalid_action`, which is a failure with a record. If `watch` is given, the first
-    violation of the safe tier ends the episode as `stopped`. Raises `ServerLostError` if the episode may be restarted,
-    `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
+    violation of a scored specification ends the episode as `stopped`. Raises `ServerLostError` if the episode may be
+    restarted, `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.
     """
     policy_calls = _PolicyCalls(env, policy)
     steps, violation = 0, None  # `violation` names the violated clauses; None = no violation

@@ -130,7 +130,7 @@ class _Solids:
             np.concatenate([np.empty((0, 10)), *boxes]),
             np.concatenate([np.empty((0, 7)), *planes]),
         )
-        # For each box and each plane, the index of its part
+        # The index of the part to which each box or each plane belongs.
         part_of_box, part_of_plane = (
             np.repeat(np.arange(len(with_shapes)), list(map(len, part_shapes))) for part_shapes in (boxes, planes)
         )

@@ -413,7 +413,7 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
         problem = f"the tag {own_tags[0]!r} is not built in, and rows of the paper cannot define tags"
         raise SpecError(problem, remedy="Use the TOML file, which defines the tag.")
     if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
-        problem = f"the margin of {plain[0]}'s condition counts, which rows of the paper cannot express"
+        problem = f"rows of the paper cannot express that the condition of {plain[0]} is part of its margin"
         raise SpecError(problem, remedy=f"Use the library by its name: --library {library.name}.")
     if confined := [spec.spec_id for spec in library if is_confined(spec)]:
         problem = f"{confined[0]} has different limits by suite, which rows of the paper cannot express"

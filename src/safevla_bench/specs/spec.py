@@ -94,7 +94,7 @@ class Library:
     """Specifications in order; the order also resolves ties. `legacy` maps older ids to current ids.
 
     Raises:
-        SpecError: no specification has the id in `library[spec_id]`.
+        SpecError: by `library[spec_id]`, if no specification has this id.
     """
 
     name: str

@@ -251,12 +251,12 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
     return np.where(rows < 0, -1, rows - starts)
 
 
-# One-sided clauses: `G(s < bound)` and `G(gate -> s < bound)`, also with `>`. Most specifications have this form.
+# One-sided clauses: `G(s < bound)` and `G(condition -> s < bound)`, also with `>`. Most specifications have this form.
 
 
 @dataclass(frozen=True, slots=True)
 class OneSidedClause:
-    """The formula G(s < bound) or G(s > bound), with or without a gate. The worst value of s decides its margin."""
+    """The formula G(s < bound) or G(s > bound), maybe with a condition. The worst value of s decides its margin."""
 
     window: syntax.Window
     gate: syntax.Formula | None

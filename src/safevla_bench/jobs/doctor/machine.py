@@ -270,7 +270,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
     # Judge the test episode, and return a phrase on which specifications judged it.
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # if a plug-in has no task tags, the user may pass them by --rules
+    except RegistryError:  # if a plug-in has no task tags, the user can supply them with --rules
         return "not judged: no registry has the task's tags"
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"

@@ -104,7 +104,7 @@ def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
     # Yield for each policy: its name, the result of its audit, and a list with the result of each replay.
-    # If records are damaged, the list has a single open check.
+    # If records are damaged, the list has a single check, whose result is open.
     # The archive's digest and the plan's seed determine the draw.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:

@@ -52,7 +52,7 @@ def downward_hand(yaw_rad: float) -> Rotation:
 
 
 def nearest_yaw(quat_wxyz: Floats) -> float:
-    """Return the yaw, in (-pi, pi] rad, of the downward hand that is closest to the orientation `quat_wxyz`."""
+    """Return the yaw, in (-pi, pi] rad, at which a hand that points down is closest to the orientation `quat_wxyz`."""
     opening = rotation_axes(quat_wxyz)[:, 1]  # a downward hand with this yaw opens along (sin yaw, -cos yaw)
     return float(np.arctan2(opening[0], -opening[1]))
 

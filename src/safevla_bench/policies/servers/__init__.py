@@ -40,7 +40,7 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     port: int = 8000
     library: str = "websockets"
     extra: str = "openpi"
-    replans: bool = True  # whether the client may execute only a part of a chunk, and takes the argument `replan`
+    replans: bool = True  # whether the client may execute only part of a chunk; if so, it takes the argument `replan`
     arguments: tuple[str, ...] = ()  # arguments of this kind's client, in addition to the arguments of all clients
 
     @property

@@ -93,7 +93,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
-            raise self.kind_error("sent a message that is not of vla-evaluation-harness")
+            raise self.kind_error("sent a message that does not follow the protocol of vla-evaluation-harness")
         if message.get("type") == "error":
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:

@@ -435,7 +435,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
 
 
 def _episode_range_cell(cells: Mapping[str, Summary]) -> Cell:
-    # Return the only number of episodes per suite, or the range of these numbers if they differ.
+    # Return the number of episodes per suite, as a range if the suites differ.
     counts = sorted({cell.n for cell in cells.values()})
     return Cell.count(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 

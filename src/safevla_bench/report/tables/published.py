@@ -254,8 +254,8 @@ def published_table(compared: PublishedComparison) -> Table:
         Column("n", group=compared.paper, value=lambda row: row.episodes[1] or Cell.dash()),
         Column("points", group="difference", value=lambda row: row.difference),
         notes=(
-            "95 % intervals of independent samples: Wilson for rates, exact for means, MOVER for differences. If "
-            "starts have several episodes, Gaffke for rates, and MOVER for means.",
+            "95 % intervals of independent samples: Wilson for rates, exact for means, MOVER for differences. If an "
+            "initial state has several episodes: Gaffke for rates, and MOVER for means.",
         ),
         dash=DASH,
         remarks=compared.warnings,

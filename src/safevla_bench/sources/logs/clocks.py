@@ -120,7 +120,7 @@ def _may_be_late(part: Stamps) -> bool:
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, is_own: bool) -> str:
     # Returns the warning about a topic whose stamps are off by `offset_s`. `is_own`: the stamps are used nevertheless.
     side = "before" if offset_s < 0 else "after"
-    problem = f"the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind} by {clock}'s clock"
+    problem = f"by {clock}'s clock, the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind}"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
         return f"{problem}; the {position_kind} is used, because the clocks differ"
     chosen, cause, other, other_cause = "stamps are", "messages arrive late", position_kind, "the clocks differ"

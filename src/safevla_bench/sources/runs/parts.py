@@ -187,9 +187,9 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of `episodes` of an unfinished run, and an error for each bad record. `wanted` are the indices,
-    among all records of `episodes`, of the records to read; None = all. Raises `RunError` if the run was completed in
-    the meantime.
+    """Yield the records of an unfinished run's `episodes`, and an error for each bad record. `wanted` has the indices
+    of the records to read, counted over all records of `episodes`; None = all. Raises `RunError` if the run was
+    completed in the meantime.
     """
     selection = EpisodeSelection(wanted)
     for index, episode in episodes.items():
