@@ -64,3 +64,10 @@ def test_a_registered_run_is_resumed_and_sharded_without_the_file_or_with_it(saf
     safevla.ok(*record, "--resume", *registered, "--out", shards[0])
     safevla.ok("merge", *shards, "--out", tmp_path / "run")
     assert SAME in safevla.ok("tables", tmp_path / "run", "--which", "main")
+
+
+def test_an_option_for_one_policy_keeps_the_arguments_and_delays_of_the_others(safevla, tmp_path):
+    path = freeze(safevla, tmp_path / "registration.json", "--delay", "noop=1", "--delay", "random=2")
+    for out, options in (("same", ()), ("one", ("--delay", "noop=1")), ("both", ("--delay", "random=2"))):
+        assert SAME in safevla.ok("eval", "--registered", path, "--out", tmp_path / out, *options)
+    safevla.ok("eval", "--resume", "--out", tmp_path / "one", "--delay", "random=2")

@@ -365,9 +365,9 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
     policies = []
     for policy in named:
         old = recorded_by_name.get(policy.name, policy)
-        new_texts = {field: texts.get(policy.name) for field, texts in filters_and_delays.items()}
+        new_texts = {field: texts[policy.name] for field, texts in filters_and_delays.items() if policy.name in texts}
         coupling = replace(old.coupling, **new_texts)
-        new_arguments = arguments.get(policy.name, old.arguments)
+        new_arguments = arguments.get(policy.name) or old.arguments
         policies.append(replace(old, spec=policy.spec, arguments=new_arguments, coupling=coupling))
     return tuple(policies)
 

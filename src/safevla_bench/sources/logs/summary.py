@@ -44,7 +44,9 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
             if gap_s * rate_hz > _MOST_PERIODS:
                 issues[f"{episode.name}: no message for {format_significant(gap_s)} s"] = None
             if isinstance(columns, PoseColumns) and len(rows) > 1:
-                speed_m_s = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times_s)).max())
+                distances_m, durations_s = np.linalg.norm(np.diff(rows, axis=0), axis=1), np.diff(times_s)
+                # Repeated times, which are refused elsewhere, have no speed.
+                speed_m_s = float(np.divide(distances_m, durations_s, where=durations_s > 0, out=0 * durations_s).max())
                 if speed_m_s > _FASTEST_M_S:
                     issues[f"{episode.name}: the speed reaches {format_significant(speed_m_s)} m/s"] = None
             if isinstance(columns, TorqueColumns):
