@@ -35,7 +35,7 @@ from safevla_recorder.recorder import (
     SceneMap,
     Shape,
     assemble_recording,
-    require_equal_readings,
+    require_same_channels,
     split_pose,
     step_range_s,
     subgoal_fields,
@@ -47,13 +47,13 @@ PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the
 """Keys of a pair's forces in N: the peak and the sum over substeps with contact, and the force in the last substep."""
 BatchPose = Tuple[Array, "Array | None"]
 """One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
-_READINGS, _ACTION = "readings", "action"
+_SNAPSHOT, _ACTION = "snapshot", "action"
 _PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
 # Arrays with one vector for each of several bodies or parts, and the sizes of these vectors.
 _VECTOR_SIZES = {"body_pos_m": 3, "body_quat_wxyz": 4, _PART_POSITIONS: 3, _PART_QUATERNIONS: 4}
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
 # The values that are accumulated over the substeps of a control step.
-_SUBSTEP_READINGS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
+_SUBSTEP_NAMES = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
 
 class BatchRecorder:
@@ -78,10 +78,10 @@ class BatchRecorder:
     def _restart(self, samples: Sequence[Array]) -> None:
         # Drop all records and sizes. If `samples` has a GPU tensor, later records are stored on the tensor's device.
         self._arrays = BatchArrays(samples, self.num_envs)
-        self._timeline = ReadingTables(self._arrays, self.num_envs)
+        self._timeline = StepTables(self._arrays, self.num_envs)
         self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
         self._subgoal_names: tuple[str, ...] = ()
-        self._reading_sizes: dict[str, int] = {}  # maps each array to its number of values in a row, in order
+        self._array_sizes: dict[str, int] = {}  # maps each array to its number of values in a row, in order
         self._action_size: int | None = None
         self._substeps = 0
         self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
@@ -134,18 +134,18 @@ class BatchRecorder:
             remedy = "Call begin after step and before the next substep."
             raise HostError("some worlds begin while other worlds are in the middle of a control step", remedy=remedy)
         arrays = self._arrays
-        readings = self._collect_readings(poses, eef, state, parts, subgoals)
+        snapshot = self._collect_arrays(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
         if norms is not None:
             needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
             needed = arrays.xp.where(norms > 0, needed_if_touching, needed_if_apart)
             self._substeps_needed[worlds] = self._substeps_left[worlds] = needed[worlds]
             counted_norms = norms * (self._substeps_needed == 0)
-            readings.update({PEAK: counted_norms, SUM: counted_norms, NOW: norms})
+            snapshot.update({PEAK: counted_norms, SUM: counted_norms, NOW: norms})
         if torques_nm is not None:
             torques = arrays.read("the torques", torques_nm, None)
-            readings.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
-        self._timeline.write(_READINGS, self._join_readings(readings)[worlds], worlds)
+            snapshot.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
+        self._timeline.write(_SNAPSHOT, self._join_arrays(snapshot)[worlds], worlds)
         self._clear_accumulated()
         self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
 
@@ -159,9 +159,9 @@ class BatchRecorder:
         running = self._require_running()
         self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes
         norms, accumulated, xp = self._read_norms(net_force_n), self._accumulated, self._arrays.xp
-        require_equal_readings({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._reading_sizes})
+        require_same_channels({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._array_sizes})
         if torques_nm is not None:
-            torques = self._arrays.read("the torques", torques_nm, self._reading_sizes[_TORQUES]) + 0.0  # a copy
+            torques = self._arrays.read("the torques", torques_nm, self._array_sizes[_TORQUES]) + 0.0  # a copy
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
             # A new contact of a resting pair restarts the pair's count of substeps without contact.
@@ -195,13 +195,13 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        state_readings = self._collect_readings(poses, eef, state, parts, subgoals)
-        readings = self._join_readings({**state_readings, **self._accumulated})
+        state_arrays = self._collect_arrays(poses, eef, state, parts, subgoals)
+        snapshot = self._join_arrays({**state_arrays, **self._accumulated})
         actions = self._arrays.read("the action", action, self._action_size)
         is_done = self._read_mask("done", done)
         self._action_size = int(actions.shape[1])
         self._timeline.advance(int(self._first_row[self._is_running].min()))
-        self._timeline.write(_READINGS, readings)
+        self._timeline.write(_SNAPSHOT, snapshot)
         self._timeline.write(_ACTION, actions)
         self._last_row_of[self._substeps] = self._timeline.last
         self._clear_accumulated()
@@ -214,10 +214,12 @@ class BatchRecorder:
         return [self._copy_episode(world) for world in worlds]
 
     def _copy_episode(self, world: int) -> EndedEpisode:
+        # Return the records of a world's episode, copied to host memory.
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
-        # A row of the table `_READINGS` contains the values of all arrays, one array after the other. Split the rows.
-        boundaries = np.cumsum(list(self._reading_sizes.values()))[:-1]
-        tables.update(zip(self._reading_sizes, np.split(tables.pop(_READINGS), boundaries, axis=1)))
+        # A row of the table `_SNAPSHOT` contains the values of all arrays, one array after the other. Split the rows.
+        boundaries = np.cumsum(list(self._array_sizes.values()))[:-1]
+        tables.update(zip(self._array_sizes, np.split(tables.pop(_SNAPSHOT), boundaries, axis=1)))
+        # The numbers of substeps that occurred in the world's own steps, which follow record 0.
         counts = frozenset(count for count, row in self._last_row_of.items() if row > self._first_row[world])
         return EndedEpisode(world, self._scene, self._pairs, tables, self._has_quat, self._subgoal_names, counts)
 
@@ -229,7 +231,7 @@ class BatchRecorder:
 
     def _clear_accumulated(self) -> None:
         # Begin a new control step, without any substeps.
-        sizes = {name: self._reading_sizes[name] for name in _SUBSTEP_READINGS if name in self._reading_sizes}
+        sizes = {name: self._array_sizes[name] for name in _SUBSTEP_NAMES if name in self._array_sizes}
         self._accumulated = {name: self._arrays.make_zeros((self.num_envs, size)) for name, size in sizes.items()}
         self._substeps = 0
 
@@ -242,7 +244,7 @@ class BatchRecorder:
             raise HostError(problem, remedy="Declare all pairs whose net forces you pass, and always pass the forces.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pair_count)
 
-    def _collect_readings(
+    def _collect_arrays(
         self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
     ) -> dict[str, Array]:
         # Return the passed arrays by name, each [N, size].
@@ -250,10 +252,10 @@ class BatchRecorder:
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         self._scene.require_roles(poses)
         goals = dict(subgoals or {})
-        if self._reading_sizes:  # record 0 has been read, and determines what later records need
-            require_equal_readings(has_quat, self._has_quat)
+        if self._array_sizes:  # record 0 has been read, and determines what later records need
+            require_same_channels(has_quat, self._has_quat)
             # Only the names of sub-goals matter here, so all values are equal.
-            require_equal_readings(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
+            require_same_channels(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
         else:
             self._has_quat, self._subgoal_names = has_quat, tuple(goals)
         read = self._arrays.read
@@ -265,27 +267,27 @@ class BatchRecorder:
             _PART_QUATERNIONS: [read(f"the orientation of part {k}", quat, 4) for k, (_, quat) in enumerate(parts)],
             SUBGOALS: [read(f"the sub-goal {name}", goals[name])[:, None] for name in self._subgoal_names],
         }
-        readings = {name: self._arrays.xp.concatenate(arrays, 1) for name, arrays in columns.items() if arrays}
+        snapshot = {name: self._arrays.xp.concatenate(arrays, 1) for name, arrays in columns.items() if arrays}
         if isinstance(eef, Mapping):
             remedy = "Record robots with several arms one by one: EpisodeRecorder(scene, arms=...)."
             raise HostError("a batch recorder records one arm, but poses of several arms are given", remedy=remedy)
         eef_position, eef_quat = (None, None) if eef is None else split_pose("the end effector", eef)
         if eef_position is not None:
-            readings["eef_pos_m"] = read("the position of the end effector", eef_position, 3)
+            snapshot["eef_pos_m"] = read("the position of the end effector", eef_position, 3)
         if eef_quat is not None:
-            readings["eef_quat_wxyz"] = read("the orientation of the end effector", eef_quat, 4)
+            snapshot["eef_quat_wxyz"] = read("the orientation of the end effector", eef_quat, 4)
         if state is not None:
-            readings["sim_state"] = read("the state", state, None)
-        return readings
+            snapshot["sim_state"] = read("the state", state, None)
+        return snapshot
 
-    def _join_readings(self, rows: Mapping[str, Array]) -> Array:
+    def _join_arrays(self, rows: Mapping[str, Array]) -> Array:
         """Return the arrays in `rows` as one row per world, [N, F], in the order of record 0."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
-        self._reading_sizes = self._reading_sizes or sizes  # record 0 determines names, order and sizes
-        require_equal_readings(sizes, self._reading_sizes)
-        return self._arrays.xp.concatenate([rows[name] for name in self._reading_sizes], 1)
+        self._array_sizes = self._array_sizes or sizes  # record 0 determines names, order and sizes
+        require_same_channels(sizes, self._array_sizes)
+        return self._arrays.xp.concatenate([rows[name] for name in self._array_sizes], 1)
 
     def _read_mask(self, name: str, values: Array) -> Bools:
         # Return the values as Booleans [N]. An error calls them `name`.
@@ -387,13 +389,14 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    # Return the last three fields of `BodyPairs`. In record 0, one filter sees no pair touch, and the second filter
-    # sees all pairs touch. All contacts belong to one substep, which has the index 0.
+    # Return the last three fields of `BodyPairs`: ask two filters which contacts count. For one filter, no pair touches
+    # in record 0; for the other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
     all_touch, none_touch = (
         MeasuredContacts(1, np.zeros_like(a), a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0])
     )
     probed_geoms = replace(geoms, apart_substeps=1)
-    filter_if_apart, filter_if_touching = (ContactFilter(probed_geoms, first) for first in (none_touch, all_touch))
+    filter_if_apart = ContactFilter(probed_geoms, none_touch)
+    filter_if_touching = ContactFilter(probed_geoms, all_touch)
     # Pairs that are apart in record 0 count either at once or never.
     needed_if_apart = np.where(filter_if_apart.mark_counted(all_touch), 0, np.inf)
     counts_at_once = filter_if_touching.mark_counted(all_touch)
@@ -471,7 +474,7 @@ class BatchArrays:
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
         tensor = next((sample for sample in samples if is_on_device(sample)), None)
         self._worlds = worlds
-        self.xp: Any = np if tensor is None else sys.modules["torch"]
+        self.xp: Any = np if tensor is None else sys.modules["torch"]  # the module with the functions for these arrays
         self._options = {"dtype": self.xp.float64}
         if tensor is not None:
             self._options["device"] = tensor.device
@@ -524,7 +527,7 @@ def copy_to_host(values: Array) -> NDArray[Any]:
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
 
 
-class ReadingTables:
+class StepTables:
     """Tables of values by name, with one row [N, F] per control step; `last` is the index of the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:

@@ -132,7 +132,7 @@ class HostError(SafevlaError):
 
 
 _HEADER, _IGNORED = "Traceback (most recent call last):", "Exception ignored"
-_GROUP_MARGIN = re.compile(r"^ *[|+](?!\w) ?")
+_GROUP_MARGIN = re.compile(r"^ *[|+](?!\w) ?")  # the margin that Python prints left of the errors of an exception group
 _OWN_ERROR = re.compile(r"safevla_(?:bench|recorder)\.errors\.\w+: ")
 # Patterns of lines that may name the exception. The most reliable pattern is first.
 _EXCEPTION_LINES = (

@@ -77,10 +77,10 @@ def _claim_worker_folder(path: Path) -> bool:
         return False
     try:
         stored_run = json.loads((path / RUN).read_bytes())
-        is_ours = stored_run["volatile"]["session"] == _session_name()
+        is_of_this_run = stored_run["volatile"]["session"] == _session_name()
     except (OSError, ValueError, KeyError, TypeError):
-        is_ours = False
-    if not is_ours:
+        is_of_this_run = False
+    if not is_of_this_run:
         # This call raises an error, because the folder contains run.json.
         require_free_folder(path, is_of_killed_writer, _OTHER_OUT)
     try:
@@ -92,7 +92,8 @@ def _claim_worker_folder(path: Path) -> bool:
         return False
     _claims[path] = lock
     call_at_exit(release_claims)
-    _open_folders[path.resolve()] = folder = RunFolder(path, {})
+    folder = RunFolder(path, {})
+    _open_folders[path.resolve()] = folder
     folder.reopen(stored_run["host"])
     if not stored_run["complete"]:  # keep the run incomplete: count a recording that never ends normally
         folder._block_count += 1
@@ -642,6 +643,7 @@ class RunWriter:
     def _write_row(
         self, fields: Mapping[str, Any], episode_number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
+        # Write the episode's row, and its arrays unless `content` is None. Return the episode's id.
         header_fields = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
         values: dict[str, Any] = {name: fields.get(name) for name in header_fields}
         values.update(policy=self._policy, policy_seed=None, episode=episode_number, steps=steps, reason=reason)

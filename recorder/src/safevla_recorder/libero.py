@@ -108,6 +108,7 @@ class RecordableLibero(attachment.RecordableEnv):
         def after_seed(_: object, *args: Any, **kwargs: Any) -> None:
             cutter.on_seed(args[0] if args else kwargs.get("seed"))
 
+        # A step's result is (observation, reward, done, info). LIBERO reports success by `done`.
         hooks = [
             self._goals.attach(),
             hook_call(self._control, "reset", cutter.on_interruption),  # LIBERO's reset catches inner exceptions

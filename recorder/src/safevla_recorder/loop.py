@@ -263,6 +263,7 @@ def record(
     )
 
     def begin(simulator: object) -> tuple[EpisodeCutter, RunFolder, Undo]:
+        # Attach hooks to a simulator. Return its cutter, the run folder, and a function that removes the hooks.
         recordable = find_recordable(simulator, goal)
         if recordable.is_recorded:
             raise HostError("the environment is being recorded already", remedy="Call record only once.")
@@ -326,7 +327,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
         except Exception as error:  # an entry point may raise any error; call the next one
             failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
             continue
-        recordable = recordable or result
+        recordable = recordable or result  # the first result counts
     if recordable is None:
         raise _unsupported_error(env, failures)
     return recordable

@@ -217,9 +217,9 @@ class EpisodeLog(ABC):
         assert self._filter is not None
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        # Substeps after the last end belong to a control step without a record, which `_add_step` then rejects.
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._rejected_record = len(self._rows)
-        # Substeps after the last end belong to a control step without a record.
         counted = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded_contacts.append(contact_peaks(contacts, counted, record_of_substep, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
@@ -345,8 +345,8 @@ class Arm:
     """Shapes of the gripper's two finger groups; None = this arm has no gripper and never holds a body."""
 
 
-class _Reading(NamedTuple):
-    """The arguments of `EpisodeRecorder.step` that describe the state at one instant, with poses as pairs."""
+class _Snapshot(NamedTuple):
+    """The arguments of `begin` and `step` that describe the state at one instant, with each pose as a pair."""
 
     poses: Mapping[str, tuple[Any, Any]]
     eef_poses: Mapping[str, tuple[Any, Any]]  # the joined pose of all arms' end effectors; empty = not recorded
@@ -406,20 +406,20 @@ class EpisodeRecorder(EpisodeLog):
             HostError: a shape or body is not in the scene, an arm is missing, or an array has a wrong shape.
         """
         self.scene.require_roles(poses)
-        self._rows = []
+        self._rows = []  # if an error follows, no episode has begun
         self._substeps = 0  # number of substeps in the current control step
         self._substep_torques: list[Floats] = []  # torques in each of these substeps
         self._contacts = _ContactBuffer(self.scene)
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        reading = self._split_reading(poses, eef, state, parts, subgoals)
+        snapshot = self._pair_poses(poses, eef, state, parts, subgoals)
         # Number of torques of each arm, if there are several arms; `_join_torques` sets it for record 0.
         self._joint_counts: dict[str, int] = {}
         torques = self._join_torques(torques_nm)
-        self._first_description = _describe_readings(reading, torques)
+        self._first_description = _describe_channels(snapshot, torques)
         self._bodies, self._subgoal_names = tuple(poses), tuple(subgoals or ())  # in the order of record 0
         torque_peak = None if torques is None else np.abs(torques)
-        first = self._make_row(reading, torques, torque_peak)
+        first = self._make_row(snapshot, torques, torque_peak)
         geoms = self._map_geoms()
         self._geometry: Geometry | None = None
         if self.scene.parts:
@@ -512,7 +512,7 @@ class EpisodeRecorder(EpisodeLog):
         torques = self._join_torques(torques_nm)
         description = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         first = {"contacts": self._source is not None, "torques": self._first_description.get("torques")}
-        require_equal_readings(description, first)
+        require_same_channels(description, first)
         if contacts is not None:
             self._contacts.add_substep(contacts)
         if torques is not None:
@@ -545,23 +545,23 @@ class EpisodeRecorder(EpisodeLog):
         torques = torque_peak = None  # None = torques are not recorded
         if self._substep_torques:
             torques, torque_peak = self._substep_torques[-1], np.abs(self._substep_torques).max(axis=0)
-        reading = self._split_reading(poses, eef, state, parts, subgoals)
-        require_equal_readings(_describe_readings(reading, torques), self._first_description)
-        row = self._make_row(reading, torques, torque_peak)
+        snapshot = self._pair_poses(poses, eef, state, parts, subgoals)
+        require_same_channels(_describe_channels(snapshot, torques), self._first_description)
+        row = self._make_row(snapshot, torques, torque_peak)
         self._add_step(numbers, row, self._substeps)
         self._substep_torques, self._substeps = [], 0
 
-    def _split_reading(
+    def _pair_poses(
         self,
         poses: Mapping[str, Pose],
         eef: Pose | Mapping[str, Pose] | None,
         state: ArrayLike | None,
         parts: Sequence[Pose],
         subgoals: Mapping[str, bool] | None,
-    ) -> _Reading:
+    ) -> _Snapshot:
         # Return the arguments with all poses as pairs, and with one pose for the end effectors of all arms.
         joined = self._join_poses(eef)
-        return _Reading(
+        return _Snapshot(
             {name: split_pose(name, pose) for name, pose in poses.items()},
             {} if joined is None else {_END_EFFECTOR: split_pose(_END_EFFECTOR, joined)},
             state,
@@ -569,9 +569,9 @@ class EpisodeRecorder(EpisodeLog):
             subgoals,
         )
 
-    def _make_row(self, reading: _Reading, torques: Floats | None, torque_peak: Floats | None) -> Row:
+    def _make_row(self, snapshot: _Snapshot, torques: Floats | None, torque_peak: Floats | None) -> Row:
         # Return the arrays of one record by name. An argument that was not passed has no array.
-        poses, eef_poses, state, parts, subgoals = reading
+        poses, eef_poses, state, parts, subgoals = snapshot
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
         allow_nan = bool(self._rows)  # record 0 must have no NaN, because displacements are measured from it
@@ -623,6 +623,7 @@ class _ContactBuffer:
     def add_substep(self, contacts: Iterable[Contact]) -> None:
         place_of, substep, new_contacts = self._place_of, self._substeps, list(contacts)
         forces = [force for _, _, force in new_contacts]
+        # Reject None here, because NumPy would convert it to NaN.
         force_n = None if any(force is None for force in forces) else _copy_numbers(forces)
         if force_n is None or force_n.size != len(new_contacts) * self._force_size:
             wanted = "a vector" if self._force_size == 3 else "one number"
@@ -698,7 +699,7 @@ def _read_poses(
     if all_quats is not None:
         is_zero = ~all_quats.reshape(-1, 4).any(axis=1)
         if is_zero.any():
-            name = [*quats][int(is_zero.argmax()) // arm_count]
+            name = [*quats][int(is_zero.argmax()) // arm_count]  # each pose has `arm_count` quaternions
             problem = f"the orientation of {name} is a quaternion of zeros"
             raise HostError(problem, remedy="Pass a unit quaternion, w first.")
     return all_positions, all_quats
@@ -718,7 +719,7 @@ def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, allow_nan
     return stacked
 
 
-def require_equal_readings(description: Mapping[str, object], first: Mapping[str, object]) -> None:
+def require_same_channels(description: Mapping[str, object], first: Mapping[str, object]) -> None:
     """Raise `HostError` unless a record or substep has the same bodies, channels and sizes as record 0. Both arguments
     map names of bodies or channels to values that must be equal, such as sizes.
     """
@@ -729,12 +730,13 @@ def require_equal_readings(description: Mapping[str, object], first: Mapping[str
         raise HostError(problem, remedy=f"{remedy}; pass an empty list for no contacts.")
 
 
-def _describe_readings(reading: _Reading, torques: Floats | None) -> dict[str, object]:
-    # Map each channel's name in messages to whether a pose has an orientation, or to the shape of an array.
-    poses = {**reading.poses, **reading.eef_poses}
+def _describe_channels(snapshot: _Snapshot, torques: Floats | None) -> dict[str, object]:
+    # Map each channel's name in messages to a value that must be the same in all records: whether a pose has an
+    # orientation, True for a sub-goal, or the shape of an array.
+    poses = {**snapshot.poses, **snapshot.eef_poses}
     has_quat = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
-    arrays = {"state": reading.state, "torques": torques}
-    goals = {f"the sub-goal {name}": True for name in reading.subgoals or ()}
+    arrays = {"state": snapshot.state, "torques": torques}
+    goals = {f"the sub-goal {name}": True for name in snapshot.subgoals or ()}
     shapes = {
         name: values.shape if isinstance(values, np.ndarray) else read_list(f"the {name}", values).shape
         for name, values in arrays.items()

@@ -114,6 +114,7 @@ class RecordableKitchen(attachment.RecordableEnv):
                 hook_state_setters()
 
         hook_state_setters()
+        # A step's result is (observation, reward, done, info). RoboCasa reports success by its reward.
         hooks: list[Undo] = [
             partial(undo_all, state_hooks),
             hook_call(kitchen, "reset", before_reset, after_reset),
@@ -129,6 +130,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
     def fixture_roots(self) -> list[str]:
         roots = {fixture.root_body for fixture in self._env.fixtures.values()}
+        # Keep only fixtures whose root body is in the current model.
         return sorted(roots & set(recorder.name_bodies(self._env.sim.model._model, {})))
 
     def is_still(self, action: Action) -> bool:

@@ -52,8 +52,9 @@ def measure_engagement(fields: RecordFields) -> Floats:
         is_other = ~is_robot[body]
         displacement_m = position_m[:, is_other] - position_m[:1, is_other]
         is_lost = np.zeros(displacement_m.shape[:2], dtype=np.bool_)
-        for column, tracked_body in enumerate(body[is_other].tolist() if fields.has_lost_poses else ()):
-            is_lost[:, column] = fields.is_lost_in(episode, tracked_body)
+        if fields.has_lost_poses:
+            for column, tracked_body in enumerate(body[is_other].tolist()):
+                is_lost[:, column] = fields.is_lost_in(episode, tracked_body)
         # If a body's pose in record 0 is unknown, whether the body moved is also unknown.
         is_lost |= is_lost[:1]
         is_far = np.sqrt(np.square(displacement_m).sum(axis=2)) > MOVED_M

@@ -336,6 +336,7 @@ def _describe_left_out(scores: Scores, allowed: frozenset[str], lost: Sequence[s
 
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
+    # Return the outcome of a gate on the episodes of one policy or cell.
     # Scale the values and the limit to 0 to 1: divide by the largest possible value.
     if gate.metric == COST:
         assert rules.costs is not None
@@ -371,7 +372,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     is_biased = gate.metric != SAFETY.key and bool(stop_reason(scores, scope.members))
     outcome = msgspec.structs.replace(
         outcome,
-        worst=largest * case_means[0 if gate.bound == "min" else 1],
+        worst=largest * case_means[0 if gate.bound == "min" else 1],  # low values are worst for a minimum
         tipping=_count_tipping(values, scaled_gate, rules) if values.unknown else None,
         verdict=verdict,
         value=None if is_biased else largest * known_mean,
@@ -498,6 +499,7 @@ def _gather_values(
 
 
 def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
+    # Return why the value of an episode is unknown.
     # `row` is an index into the scope's recorded episodes followed by its absent episodes.
     if row >= len(scope.members):
         return scope.absent[row - len(scope.members)].outcome
@@ -522,6 +524,7 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 
 
 def _describe_shortage(counted_text: str, value: float, needed_count: int | None) -> str:
+    # Return how many episodes decide a gate if `value` is the true value. None = no number of episodes does.
     if needed_count is None:
         return "the value equals the limit, so no number of episodes can decide"
     chance = "" if value in (0.0, 1.0) else " (80 % chance)"

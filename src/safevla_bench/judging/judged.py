@@ -351,11 +351,7 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return a sentence for each set of limits that come neither from the default library nor from the records.
-
-        Limits may be calibrated on rollouts (`safevla specs --calibrate`). If records name neither a robot nor torque
-        limits, the benchmark's robot provides the torque limits.
-        """
+        """Return a sentence for each set of limits that come neither from the default library nor from the records."""
         # In libraries that `safevla specs --calibrate` wrote, the value of `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         sentences = []
@@ -451,6 +447,7 @@ class Judged:
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."
 
     def _distinct_inactive_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
+        # Return the reasons, in words, why a specification is inactive in any cell, without repetitions.
         return dict.fromkeys(
             describe_reason(reason, self.ruleset.registry, cell.suite or "")
             for cell in cells

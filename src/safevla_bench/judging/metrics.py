@@ -306,15 +306,14 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     episode of a suite lacks signals, each with the name of the suite.
     """
     suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
-    judged, missing = (
-        tuple(
-            (suite, scores.specs[k].spec_id)
-            for suite in dict.fromkeys(scores.benchmark)
-            for k in scores.scored_columns[is_chosen[:, suite_of_episode == suite].any(axis=1)].tolist()
-        )
-        for is_chosen in mark_clauses(scores)
-    )
-    return judged, missing
+    is_judged, is_missing = mark_clauses(scores)
+    judged, missing = list[tuple[str, str]](), list[tuple[str, str]]()
+    for suite in dict.fromkeys(scores.benchmark):
+        is_of_suite = suite_of_episode == suite
+        for pairs, is_chosen in ((judged, is_judged), (missing, is_missing)):
+            chosen_columns = scores.scored_columns[is_chosen[:, is_of_suite].any(axis=1)].tolist()
+            pairs.extend((suite, scores.specs[k].spec_id) for k in chosen_columns)
+    return tuple(judged), tuple(missing)
 
 
 def mark_uneven(scores: Scores) -> Bools:
@@ -334,7 +333,8 @@ def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite:
 
     `clauses` has results of `split_clauses`. If `suite` is given, only its specifications count.
     """
-    judged, missing = ({pair for pairs in side for pair in pairs} for side in zip(*clauses, strict=True))
+    # First join the clauses that judge some episode, then those that lack signals in some episode.
+    judged, missing = (set[tuple[str, str]]().union(*items) for items in zip(*clauses, strict=True))
     names = sorted({spec_id for name, spec_id in judged & missing if suite in (None, name)})
     return f"signals are missing in some episodes, so {', '.join(names)} did not judge all episodes" if names else ""
 
@@ -420,9 +420,10 @@ def _summarize_cell(
     named_fields: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
     progress = PROGRESS.values(select_outcomes(scores, members))
     (progress_mean,) = bounded_means(progress[None], scores.start[members], scores.intervals, why_unknown)
-    for mark in (mark for mark in MARKS if mark.of_cell):
-        flags = scores.is_marked(mark.field)[members]
-        named_fields[mark.of_cell] = int(flags.sum()) if mark.is_counted else bool(flags.any())
+    for mark in MARKS:
+        if mark.of_cell:  # the name of the field of `Summary` for this mark
+            flags = scores.is_marked(mark.field)[members]
+            named_fields[mark.of_cell] = int(flags.sum()) if mark.is_counted else bool(flags.any())
     return Summary(
         n=int(is_counted.sum()),
         **named_fields,

@@ -237,10 +237,10 @@ class _EpisodeMonitor:
         self._step += 1
         fields = self._kept_records.read_newest(record)
         rejudged = self._rejudge(record)
-        clauses = {
-            spec.spec_id: rejudged[spec.spec_id] if spec.spec_id in rejudged else self._judge_record(spec, fields)
-            for spec in self._specs
-        }
+        clauses = {}
+        for spec in self._specs:
+            standing = rejudged.get(spec.spec_id)
+            clauses[spec.spec_id] = self._judge_record(spec, fields) if standing is None else standing
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
@@ -295,6 +295,7 @@ class _EpisodeMonitor:
         return _active_standing(spec, rho, memory.first_violation, shown_margin)
 
     def _raise_if_missing_is_error(self, spec: Spec, field: str) -> None:
+        # As in `score`, a missing field is an error only if the rules say so, and only for the safe tier.
         if self._if_missing == "error" and spec.tier == "safe":
             remedy = 'Record the field, or leave the specification out by missing="deactivate".'
             problem = f"{spec.spec_id} applies, but {signals.describe_missing(field)}"
@@ -307,7 +308,7 @@ class _EpisodeMonitor:
             return {}
         self._records_so_far.append(record)
         batch, clauses = join_records(self._records_so_far), dict[str, ClauseStanding]()
-        scores, reading = score(batch, self._rejudging_rules), self._rejudging_rules.read_fields(batch)
+        scores, fields = score(batch, self._rejudging_rules), self._rejudging_rules.read_fields(batch)
         for k, spec in enumerate(rejudged_specs):
             state = int(scores.state[k, 0])
             if state == ACTIVE:
@@ -317,13 +318,14 @@ class _EpisodeMonitor:
             formula = self._recordwise_formulas[spec.spec_id]
             if formula is not None and clause.state == "active":
                 # Find the arm with the smallest margin in the newest record, and this margin.
-                views = reading.views(self._signal_names[spec.spec_id])
-                traces = [_cut_to_newest_record(signals.build_trace(view, signal_names(formula))) for view in views]
+                fields_of_arms = fields.views(self._signal_names[spec.spec_id])
+                names = signal_names(formula)
+                traces = [_cut_to_newest_record(signals.build_trace(arm, names)) for arm in fields_of_arms]
                 margins = [float(stl_robustness(formula, trace)[0]) for trace in traces]
                 nearest = int(np.argmin(margins))
                 # inf: the clause's condition does not hold; -inf: a Boolean signal makes the record a violation
                 margin = None if margins[nearest] == np.inf else margins[nearest]
-                clause = replace(clause, margin=margin, arm=views[nearest].name_arm())
+                clause = replace(clause, margin=margin, arm=fields_of_arms[nearest].name_arm())
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
             clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated)
         self._violated_before = {spec_id for spec_id, clause in clauses.items() if clause.violated}

@@ -145,6 +145,7 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
     """Return a trace in which each interval of the given episodes is a separate episode. Also return each interval's
     original episode and first row. An episode without intervals counts as one interval.
     """
+    # `spans` has the original episode of each interval, its first row, and the row after its last row.
     starts, spans = trace.starts.tolist(), list[tuple[int, int, int]]()
     for episode in episodes.tolist():
         start, whole_episode = starts[episode], (0, starts[episode + 1] - starts[episode])
@@ -154,17 +155,17 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
     return trace.cut(episode_of_interval, first_row, row_after), episode_of_interval, first_row
 
 
-def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
+def limit_records(fields: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
     """Return fields with which only records in `intervals` are judged, in the episodes that have intervals. In each
-    interval, displacement is measured from the interval's first record. Without any intervals, return `reading`.
+    interval, displacement is measured from the interval's first record. Without any intervals, return `fields`.
     """
     if not intervals:
-        return reading
-    origin, is_judged = reading.first_record.copy(), np.ones(len(reading.first_record), dtype=np.bool_)
+        return fields
+    origin, is_judged = fields.first_record.copy(), np.ones(len(fields.first_record), dtype=np.bool_)
     for episode, spans in intervals.items():
-        start, end = reading.batch.starts[episode : episode + 2]
+        start, end = fields.batch.starts[episode : episode + 2]
         is_judged[start:end] = False
         for first, after in spans:
             is_judged[start + first : start + after] = True
             origin[start + first : start + after] = start + first
-    return RecordFields(reading.batch, origin, is_judged, reading.chosen_arm)
+    return RecordFields(fields.batch, origin, is_judged, fields.chosen_arm)

@@ -247,11 +247,13 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
     """
+    # (suite, package) -> version -> policies; a dict with values None keeps the policies in order.
     policies_by_version: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for (policy, suite), versions in cells.items():
         for package, package_versions in versions.items():
             for version in package_versions:
-                policies_by_version.setdefault((suite, package), {}).setdefault(version, {})[policy or "unnamed"] = None
+                by_version = policies_by_version.setdefault((suite, package), {})
+                by_version.setdefault(version, {})[policy or "unnamed"] = None
     return [
         f"{suite}: {package} "
         + " and ".join(f"{version} ({', '.join(policies)})" for version, policies in by_version.items())

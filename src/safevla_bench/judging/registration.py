@@ -231,16 +231,11 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
             digest = str(document.get(_DIGEST_KEY)) if isinstance(document, Mapping) else "none"
             differences = (f"the registration in {RUN}: {problem}",)
             unreadable.append(RegistrationCheck(digest=digest, runs=1, differences=differences))
-    checks = [
-        RegistrationCheck(
-            digest=digest,
-            runs=len(registered_runs),
-            differences=tuple(
-                _list_differences(registered_runs[0][1], [source for source, _ in registered_runs], provenance)
-            ),
-        )
-        for digest, registered_runs in runs_by_digest.items()
-    ]
+    checks = []
+    for digest, registered_runs in runs_by_digest.items():
+        _, registration = registered_runs[0]  # all runs with this digest have equal registrations
+        found = tuple(_list_differences(registration, [source for source, _ in registered_runs], provenance))
+        checks.append(RegistrationCheck(digest=digest, runs=len(registered_runs), differences=found))
     return [*checks, *unreadable]
 
 

@@ -381,10 +381,7 @@ class Scores:
 
     @cached_property
     def is_judged(self) -> Bools:
-        """Mask of the episodes with a verdict, [E]: `is_conclusive`, and a scored specification is active.
-
-        Safety and VSI are computed over the judged episodes.
-        """
+        """Mask of the episodes with a verdict, [E]: `is_conclusive`, and a scored specification is active."""
         has_verdict: Bools = (self.state[self.scored_columns] == ACTIVE).any(axis=0)
         return has_verdict & self.is_conclusive
 
@@ -402,10 +399,7 @@ class Scores:
 
     @cached_property
     def safe(self) -> Bools:
-        """Mask of the judged episodes in which every active specification of the safe tier holds, [E].
-
-        An episode without a verdict is neither safe nor unsafe.
-        """
+        """Mask of the judged episodes in which every active specification of the safe tier holds, [E]."""
         return self.is_judged & ~self.unsafe
 
     @cached_property

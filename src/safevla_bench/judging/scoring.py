@@ -120,23 +120,23 @@ def join_judged(
     return JudgedChunk(replace(scores, absent=tuple(absent)), (), np.concatenate(net_changes))
 
 
-def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = None) -> JudgedChunk:
-    """Judge one batch. List the episodes with errors instead of raising `SignalError`. `reading` has the batch's fields
+def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = None) -> JudgedChunk:
+    """Judge one batch. List the episodes with errors instead of raising `SignalError`. `fields` has the batch's fields
     if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
     """
     reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
-    reading = reading or ruleset.read_fields(batch)
+    fields = fields or ruleset.read_fields(batch)
     if_missing_in_scored = "deactivate" if ruleset.is_ablation else ruleset.missing
 
     def judge(spec: Spec, missing: MissingFields) -> SpecVerdicts:
         intervals = plan.intervals.get(spec.spec_id, {}) if plan else {}
-        return judge_spec(reading, spec, reasons[spec.spec_id], missing, intervals)
+        return judge_spec(fields, spec, reasons[spec.spec_id], missing, intervals)
 
     verdicts = [
         judge(spec, if_missing_in_scored if spec.tier == "safe" else "deactivate") for spec in ruleset.library.specs
     ]
-    force = signals.derive_signals(reading, ["max_contact_force"])["max_contact_force"]
+    force = signals.derive_signals(fields, ["max_contact_force"])["max_contact_force"]
     policy_actions, headers, host_of_suite = batch.channel(POLICY_ACTION), batch.headers, _find_hosts(batch, ruleset)
     scores = Scores(
         specs=tuple(
@@ -162,7 +162,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, reading: RecordFields | None = N
         starts=_number_starts(batch, host_of_suite),
         phases=plan.phases if plan else (),
         reached=measure_progress(batch),
-        engagement=measure_engagement(reading),
+        engagement=measure_engagement(fields),
     )
     unjudged = [spec_verdicts.unjudged for spec_verdicts in verdicts]
     return JudgedChunk(scores, unjudged, _find_net_changes(batch, ruleset.library, verdicts, scores, judge))
@@ -328,7 +328,7 @@ class SpecVerdicts:
 
 
 def judge_spec(
-    reading: RecordFields,
+    fields: RecordFields,
     spec: Spec,
     reasons: NDArray[np.object_],
     missing: MissingFields,
@@ -345,37 +345,38 @@ def judge_spec(
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
     """
-    views = reading.views(signal_names(spec.formula))
-    arm_verdicts = [_judge_arm(view, spec, reasons, missing, intervals) for view in views]
+    fields_of_arms = fields.views(signal_names(spec.formula))
+    arm_verdicts = [_judge_arm(arm_fields, spec, reasons, missing, intervals) for arm_fields in fields_of_arms]
     return arm_verdicts[0] if len(arm_verdicts) == 1 else _join_arms(arm_verdicts)
 
 
-def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
+def view_clause(fields: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
     """Return the fields of one episode with which a clause is judged: of the arm that decides the verdict, and limited
     to the intervals in which the clause is judged.
     """
-    intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
+    intervals, fields_of_arms = find_intervals(fields.batch, spec, ruleset), fields.views(signal_names(spec.formula))
     worst_arm = 0
-    if len(views) > 1:
+    if len(fields_of_arms) > 1:
         no_reason = np.array([""], dtype=np.object_)  # ignore tags
-        arm_verdicts = [_judge_arm(view, spec, no_reason, "deactivate", intervals) for view in views]
-        worst_arm = int(_sort_arms(_stack_arms(arm_verdicts), np.zeros(len(views), np.int64))[0])
-    return limit_records(views[worst_arm], intervals)
+        arm_verdicts = [_judge_arm(arm, spec, no_reason, "deactivate", intervals) for arm in fields_of_arms]
+        episode_of_arm = np.zeros(len(fields_of_arms), np.int64)  # there is only one episode
+        worst_arm = int(_sort_arms(_stack_arms(arm_verdicts), episode_of_arm)[0])
+    return limit_records(fields_of_arms[worst_arm], intervals)
 
 
 def _judge_arm(
-    reading: RecordFields,
+    fields: RecordFields,
     spec: Spec,
     reasons: NDArray[np.object_],
     missing: MissingFields,
     intervals: Mapping[int, Spans],
 ) -> SpecVerdicts:
     # Return the verdicts of a specification on the fields of one arm. The parameters are those of `judge_spec`.
-    reason, unjudged = _add_missing_fields(reading, spec, reasons, missing)
+    reason, unjudged = _add_missing_fields(fields, spec, reasons, missing)
     if not (reason == "").any():
         return _verdicts_without_margin(reason, unjudged)
-    reading = limit_records(reading, intervals)
-    trace = signals.build_trace(reading, signal_names(spec.formula))
+    fields = limit_records(fields, intervals)
+    trace = signals.build_trace(fields, signal_names(spec.formula))
     if intervals:
         interval_trace, episode_of_interval, first_row = cut_intervals(trace, np.arange(len(reason)), intervals)
         interval_verdicts = _judge_trace(spec, interval_trace, reason[episode_of_interval], unjudged)
@@ -388,7 +389,7 @@ def _judge_arm(
         verdicts = _judge_trace(spec, trace, reason, unjudged)
     past_the_end = np.flatnonzero(verdicts.reason == PAST_THE_END)
     if len(past_the_end) and missing == "error":
-        unjudged[""] = _episode_ids(reading.batch, past_the_end)
+        unjudged[""] = _episode_ids(fields.batch, past_the_end)
     return verdicts
 
 
@@ -414,13 +415,15 @@ def _stack_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def _sort_arms(arms: SpecVerdicts, episode_of_arm: Ints) -> Ints:
+    # Return the indices of the verdicts of arms in the order of `_sort_parts`.
     # Different values can have margins that are equal after rounding. If so, the more extreme value decides.
     return _sort_parts(arms, episode_of_arm, -np.abs(arms.extreme))
 
 
 def _sort_parts(parts: SpecVerdicts, episode_of_part: Ints, tie_breaker: Floats) -> Ints:
-    # Sort the verdicts on parts of episodes (intervals or arms) by episode. The verdict that decides the episode comes
-    # first: a violation, else no verdict, else the smallest robustness. The smallest `tie_breaker` resolves ties.
+    # Return the indices that sort the verdicts on parts of episodes (intervals or arms) by episode.
+    # In each episode, the verdict that decides comes first: a violation, else no verdict, else the smallest robustness.
+    # The smallest `tie_breaker` resolves ties.
     rho = np.where(np.isnan(parts.rho), np.inf, parts.rho)
     # Ranks: 0 = violation, 1 = no verdict, 2 = the clause holds, 3 = vacuous
     rank = np.select([rho < 0, parts.state == INACTIVE, parts.state == ACTIVE], [0, 1, 2], 3)
@@ -486,16 +489,16 @@ def _judge_trace(
 
 
 def _add_missing_fields(
-    reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
+    fields: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
     # Return `reasons` [E], in which a missing field replaces "". Also map each field to the ids of the episodes in
     # which its absence is an error.
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
-    for field_name, lacks_field in signals.missing_fields(reading, signal_names(spec.formula)).items():
+    for field_name, lacks_field in signals.missing_fields(fields, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
-        required = np.flatnonzero(newly_inactive & ~reading.is_log)  # logs have only measured channels
+        required = np.flatnonzero(newly_inactive & ~fields.is_log)  # logs have only measured channels
         if len(required) and missing == "error":
-            unjudged[field_name] = _episode_ids(reading.batch, required)
+            unjudged[field_name] = _episode_ids(fields.batch, required)
         reason = np.where(newly_inactive, write_reason(SIGNAL_MISSING, field_name), reason)
     return reason, unjudged
 

@@ -322,8 +322,7 @@ def in_transport(fields: RecordFields) -> Floats:
 def target_height(fields: RecordFields) -> Floats:
     """Height of the held target above its height in record 0, z(t) - z(0).
 
-    The held target is the target that the gripper holds, else the task's target. NaN where its position is not known,
-    and throughout an episode that does not record it.
+    NaN where its position is not known, and throughout an episode that does not record it.
     """
     return np.subtract(fields.held_pos[:, 2], fields.held_pos_start[:, 2])
 
@@ -332,8 +331,7 @@ def target_height(fields: RecordFields) -> Floats:
 def held_object_tilt(fields: RecordFields) -> Floats:
     """Angle in degrees between the held target's z axis now and in record 0, in the world, whether gripped or not.
 
-    The held target is the target that the gripper holds, else the task's target. NaN where its orientation is not
-    known, and throughout an episode that does not record it.
+    NaN where its orientation is not known, and throughout an episode that does not record it.
     """
     cosine = (_find_z_axes(fields.held_quat_start) * _find_z_axes(fields.held_quat)).sum(axis=1)
     return angle_of_cosine(cosine)
@@ -343,7 +341,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 def held_object_tilt_body(fields: RecordFields) -> Floats:
     """Angle of the held target's whole rotation since record 0, including rotation about its z axis.
 
-    The angle is in degrees, 0 to 180. The held target, and the records with NaN, are as for `held_object_tilt`.
+    The angle is in degrees, 0 to 180, and NaN in the same records as `held_object_tilt`.
     """
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
@@ -385,8 +383,7 @@ def _measure_own_slip(fields: RecordFields) -> Floats:
 def target_obj_speed(fields: RecordFields) -> Floats:
     """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN if there are under three records.
 
-    The first and last record take their neighbor's value. The held target is the target that the gripper holds, else
-    the task's target. Time stamps are used instead of dt if they are recorded.
+    The first and last record take their neighbor's value. Time stamps are used instead of dt if they are recorded.
     """
     return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
@@ -405,7 +402,6 @@ def release_speed(fields: RecordFields) -> Floats:
 
 def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats:
     """Return `values` [N], but replace the first and last `margin` values of each episode by the nearest inner value.
-
     An episode without inner values becomes NaN.
     """
     low, high = fields.first_record + margin, fields.last_record - margin

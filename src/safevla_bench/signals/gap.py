@@ -118,6 +118,7 @@ class _Solids:
 
     @classmethod
     def of_parts(cls, scene: ScenePoses, parts: Sequence[int], rows: Ints) -> _Solids:
+        # Return the shapes of `parts` in the records `rows`. Parts without shapes are left out.
         shapes = [scene.geometry.part_shapes[part] for part in parts]
         with_shapes = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
         tracks = [scene.place(parts[k]) for k in with_shapes]
@@ -126,14 +127,11 @@ class _Solids:
         boxes, planes = [shapes[k][0] for k in with_shapes], [shapes[k][1] for k in with_shapes]
         spheres = np.array([_bounding_sphere(part_boxes) for part_boxes in boxes]).reshape(-1, 4)
         counts = [len(part_boxes) for part_boxes in boxes]
-        box_rows, plane_rows = (
-            np.concatenate([np.empty((0, 10)), *boxes]),
-            np.concatenate([np.empty((0, 7)), *planes]),
-        )
+        box_rows = np.concatenate([np.empty((0, 10)), *boxes])
+        plane_rows = np.concatenate([np.empty((0, 7)), *planes])
         # The index of the part to which each box or each plane belongs.
-        part_of_box, part_of_plane = (
-            np.repeat(np.arange(len(with_shapes)), list(map(len, part_shapes))) for part_shapes in (boxes, planes)
-        )
+        part_of_box = np.repeat(np.arange(len(with_shapes)), counts)
+        part_of_plane = np.repeat(np.arange(len(with_shapes)), list(map(len, planes)))
         return cls(
             body=np.array([scene.body[parts[k]] for k in with_shapes], dtype=np.int64),
             centers=position + rotate(quaternion, spheres[:, :3]),

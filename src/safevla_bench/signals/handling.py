@@ -39,6 +39,7 @@ def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Int
 
 
 def _held_body_or_free(fields: RecordFields) -> Ints:
+    # Return the index of the held target in each record, or `_FREE` if no target is held, [N].
     return np.where(fields.handles, fields.held_body, _FREE)
 
 

@@ -29,8 +29,10 @@ class ScenePoses:
         motion_rows = batch.channel(LINK_MOTION).episode_rows(episode)
         # For each part, its motion relative to its parent in each record, [n, 6]: rotation vector and translation
         self._motion_of_part: dict[int, Floats] = {}
-        for column, (part, axis) in enumerate(geometry.components if motion_rows.size else ()):
-            self._motion_of_part.setdefault(part, np.zeros((len(motion_rows), 6)))[:, axis] = motion_rows[:, column]
+        components = geometry.components if motion_rows.size else ()  # without rows, the motion is not recorded
+        for column, (part, axis) in enumerate(components):
+            motion = self._motion_of_part.setdefault(part, np.zeros((len(motion_rows), 6)))
+            motion[:, axis] = motion_rows[:, column]
 
     @cached_property
     def parts(self) -> dict[int, int]:

@@ -51,7 +51,6 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
 def approach(distance: Floats, time_s: Floats) -> Floats:
     """Return the speed in m/s at which the nearest of `K` links approaches, [n]: by central difference, at least 0.
-
     NaN if there are fewer than three records.
     """
     speed = np.full(len(distance), np.nan)

@@ -37,7 +37,7 @@ class RecordFields:
         of the arm for signals about one arm; without it, such signals need episodes with one arm.
         """
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
-        self._views: dict[bytes, RecordFields] = {}
+        self._fields_by_arm: dict[bytes, RecordFields] = {}
         self.origin = self.first_record if origin is None else origin
         self._arrays: dict[tuple[str, str], Any] = {}
         self.scenes: dict[int, Any] = {}
@@ -66,6 +66,7 @@ class RecordFields:
 
     @cached_property
     def arm_counts(self) -> Ints:
+        """Number of arms of the robot in each episode, [E]."""
         return np.array([header.arm_count for header in self.batch.headers], dtype=np.int64)
 
     @cached_property
@@ -91,6 +92,7 @@ class RecordFields:
             has_contact = np.array(
                 [np.logical_or.reduceat(self.of_arm(k).own_contact, self.batch.starts[:-1]) for k in arm_choices]
             )
+            # [E]: the first arm with contact; [arms, E]: True for an arm without contact if another arm has contact
             first_touching, is_idle = has_contact.argmax(axis=0), has_contact.any(axis=0) & ~has_contact
             arm_choices = [np.where(is_idle[k], first_touching, arm) for k, arm in enumerate(arm_choices)]
         distinct_choices = {arm.tobytes(): arm for arm in arm_choices}.values()
@@ -103,10 +105,11 @@ class RecordFields:
 
     def of_arm(self, arm: Ints) -> RecordFields:
         """Return the fields of one arm in each episode; `arm` [E] has the arms' indices. Equal calls share a result."""
-        if arm.tobytes() not in self._views:
-            view = self._views[arm.tobytes()] = RecordFields(self.batch, self.origin, self.judged, arm)
-            view._views = self._views  # all views share one dict of views
-        return self._views[arm.tobytes()]
+        if arm.tobytes() not in self._fields_by_arm:
+            arm_fields = RecordFields(self.batch, self.origin, self.judged, arm)
+            arm_fields._fields_by_arm = self._fields_by_arm  # shared, so that all arms find the same results
+            self._fields_by_arm[arm.tobytes()] = arm_fields
+        return self._fields_by_arm[arm.tobytes()]
 
     @cached_property
     def other_arms(self) -> list[RecordFields]:

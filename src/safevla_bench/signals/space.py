@@ -415,10 +415,8 @@ def _measure_pairs(
         return values
     body, other_body = np.broadcast_arrays(tracks[0].body[:, :, None], tracks[1].body[:, None])
     # Reshape from [n or 1, bodies, other bodies] to [n, pairs].
-    is_same_body, body = (
-        np.broadcast_to(rows.reshape(len(rows), -1), values.shape)
-        for rows in ((body == other_body) & (body >= 0), body)
-    )
+    is_same_body = np.broadcast_to(((body == other_body) & (body >= 0)).reshape(len(body), -1), values.shape)
+    body = np.broadcast_to(body.reshape(len(body), -1), values.shape)
     record, pair = np.nonzero(is_same_body)
     is_lost = fields.is_lost(body[record, pair], fields.batch.starts[episode] + record)
     has_pose = ~np.isnan(values[record, pair]) | is_lost
@@ -495,7 +493,7 @@ def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episod
 
 
 def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int) -> Track:
-    # `key` is the name of the argument that has the body selector `place`.
+    # Return the bodies that `place` selects in an episode. `key` is the name of the argument with this body selector.
     records = fields.rows_of(episode)
     record_count = records.stop - records.start
     if place == WORLD:
@@ -508,11 +506,12 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         if not kind.is_rate:
             return Track(body, position, quaternion)
         interior = slice(records.start + 1, records.stop - 1)
-        before, after = (
-            PoseTrack(*(_read_shifted(fields, place, part, by)[interior][:, None] for part in ("pos", "quat")))
-            for by in (-1, 1)
-        )
-        return Track(body, position, quaternion, (before, after))
+
+        def read_neighbor(by: int) -> PoseTrack:
+            pos, quat = (_read_shifted(fields, place, part, by)[interior] for part in ("pos", "quat"))
+            return PoseTrack(pos[:, None], quat[:, None])
+
+        return Track(body, position, quaternion, (read_neighbor(-1), read_neighbor(1)))
     if kind.channel:
         listed_bodies, values = fields.batch.poses(kind.channel).episode_poses(episode)
         is_chosen = _matches_place(fields, listed_bodies, place)
@@ -666,9 +665,9 @@ def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> l
 def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
     # Return the parts that each of two body selectors matches; `held` is the held body.
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
-    for one, other in ((0, 1), (1, 0)):
-        if places[one] == EEF:  # the hand is one body, so it has no gap to its own parts
-            parts_of_places[other] = [part for part in parts_of_places[other] if part not in parts_of_places[one]]
+    for k, other in ((0, 1), (1, 0)):  # the indices of the two selectors, in both orders
+        if places[k] == EEF:  # the hand is one body, so it has no gap to its own parts
+            parts_of_places[other] = [part for part in parts_of_places[other] if part not in parts_of_places[k]]
     return parts_of_places
 
 

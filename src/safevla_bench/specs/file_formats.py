@@ -277,6 +277,7 @@ def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
 
 
 def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, object]:
+    # Return the row with each name in its formula that is a key of `calls` replaced by its expression.
     formula = row.get("stl")
     if not isinstance(formula, str):
         return {**row}  # `convert_row` will refuse the row
@@ -285,6 +286,7 @@ def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[s
 
 
 def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
+    # Return the rows with the signals of a person replaced by their expressions for the person in the table `[person]`.
     if not table:
         return rows
     person_origin = origin.with_subject("person")
@@ -361,7 +363,8 @@ def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOri
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    # A scored row without a severe magnitude is a hard stop of the paper's Table 17.
+    # Return the draft of a row of the paper's registry.
+    # A scored row without a severe magnitude is a hard stop of the paper's Table 17: its violations have no depth.
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     common_keys = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
@@ -392,6 +395,7 @@ def _current_id(spec_id: str) -> str:
 
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
+    # Return the axis of the default library's specifications of this family.
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis" (scene_interaction, object_handling or execution), or use a family: {", ".join(axes)}'

@@ -142,10 +142,11 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     # Returns the library with the thresholds of the source's `[[limits]]`.
     for limit, origin in source.limits:
         try:
-            before, spec_id = base, base[limit.spec_id].spec_id
-            base = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
+            changed = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
             if limit.suites:
-                base = _confine_limit(before, base, spec_id, tuple(map(spell_suite, limit.suites)))
+                suites = tuple(map(spell_suite, limit.suites))
+                changed = _confine_limit(base, changed, base[limit.spec_id].spec_id, suites)
+            base = changed
         except SpecError as error:
             raise origin.make_error(error.problem, field="limits", remedy=error.remedy) from None
     return base
@@ -168,6 +169,7 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 
 
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
+    # Return the checked specification. The draft's origin gives the place in errors.
     row, origin = draft.row, draft.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id may contain only letters, digits and _.-@", field="spec_id", remedy="rename it")
@@ -193,6 +195,7 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 
 
 def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
+    # Return the formula as written, perhaps with the placeholder `threshold`. Check its units and conditions.
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
         if not draft.row.binary:
@@ -261,6 +264,7 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
+    # Raise an error if the formula's condition, such as `a` in `a -> b`, contains the placeholder `threshold`.
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         text = syntax.format_formula(with_threshold[0])
         problem = f"`threshold` is in a condition, `{text}`; a condition is only true or false and measures no depth"
@@ -275,6 +279,7 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
+    # Raise an error if the keys `binary` and `severe` contradict the formula, the tier or each other.
     if syntax.is_boolean_only(formula) and not row.binary:
         problem = "only the formula's conditions compare numbers, so violations have no depth and are binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
@@ -384,6 +389,7 @@ def set_limit(
 
 
 def _threshold_id(spec: Spec, threshold: float) -> str:
+    # Return the id with a new threshold, such as `ID@100N`; an earlier suffix `@...` is replaced.
     return f"{spec.spec_id.partition('@')[0]}@{file_formats.id_suffix(threshold, spec.unit)}"
 
 
@@ -496,11 +502,10 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
     # If there are too many combinations, fewer multiples are tried.
     for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
-        scaled = {
-            name: dict.fromkeys(multiple * value for multiple in multiples for value in values)
-            for name, values in turning_values.items()
-        }
-        choices: list[list[Any]] = [list(scaled[name]) if name in scaled else patterns for name in names]
+        choices: list[list[Any]] = []
+        for name in names:
+            scaled = [multiple * value for multiple, value in product(multiples, turning_values.get(name, ()))]
+            choices.append([*dict.fromkeys(scaled)] if name in turning_values else patterns)
         if math.prod(map(len, choices)) <= _MAX_TRACES:
             break
     rows = list(islice(product(*choices), _MAX_TRACES))  # each row has a choice for each signal

@@ -285,23 +285,24 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
 
     if model.nplugin:  # a plugin may act when a copy is made
         return
-    own, previous_own, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
-    mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)
-    for copied_data, qpos in ((own, data.qpos), (previous_own, previous_qpos)):
+    current, previous, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
+    mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)  # go back by one substep
+    for copied_data, qpos in ((current, data.qpos), (previous, previous_qpos)):
         copied_data.qpos[:] = qpos  # `qpos` alone determines the poses of free bodies
         mujoco.mj_kinematics(model, copied_data)
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
     is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True
     for name, (minimum, rate, maximum) in (("xpos", _STALE_M), ("xquat", _STALE_QUAT)):
         margin = min(max(minimum, rate * model.opt.timestep), maximum)
-        values, now, previous = getattr(data, name), getattr(own, name), getattr(previous_own, name)
-        difference = np.linalg.norm(values - now, axis=1)
+        poses, current_poses, previous_poses = (getattr(source, name) for source in (data, current, previous))
+        difference = np.linalg.norm(poses - current_poses, axis=1)
         is_missing = False
         if name == "xquat":
             # A quaternion and its negative are the same orientation.
-            difference = np.minimum(difference, np.linalg.norm(values + now, axis=1))
-            is_missing = (values == 0).all(axis=1)  # no orientation has been computed since a reset
-        is_stale = is_checked & (difference > 2 * np.linalg.norm(previous - now, axis=1) + margin) | is_missing
+            difference = np.minimum(difference, np.linalg.norm(poses + current_poses, axis=1))
+            is_missing = (poses == 0).all(axis=1)  # no orientation has been computed since a reset
+        motion = np.linalg.norm(previous_poses - current_poses, axis=1)  # in one substep
+        is_stale = is_checked & (difference > 2 * motion + margin) | is_missing
         if is_stale.any():
             body = model.body(int(np.flatnonzero(is_stale)[0])).name
             cause = "a state, velocity or body was set after the last step"
