@@ -64,7 +64,7 @@ def _holds_demonstrations(path: Path) -> bool:
             names -= {name for name in names if name in rest + block}
             if not names:
                 return True
-            rest = block[-4:]
+            rest = block[-4:]  # one byte less than the longest name
     return False
 
 

@@ -387,6 +387,7 @@ def _read_poses(
 
 
 def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
+    # Each tuple has the step, the number of the contact in this step, and the contact.
     flat_contacts = [
         (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts)
     ]

@@ -240,6 +240,7 @@ def select_policy(
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
     reason = "; ".join(lost)
+    # The missing episodes might change a gate that passed.
     outcomes = [
         msgspec.structs.replace(outcome, verdict="undecided", reason=reason)
         if lost and outcome.verdict == "passed"
@@ -313,11 +314,10 @@ def _compare_best(
     except RunError as error:
         return msgspec.structs.replace(selection, unpaired=error.problem)
     difference = comparison.scopes[-1].metrics[0].differences[0]
-    episodes = (
-        None
-        if difference.better or difference.no_verdict
-        else _plan_episodes(difference, max(candidate.value.value or 0.0 for candidate in best), options)
-    )
+    episodes = None
+    if not difference.better and not difference.no_verdict:
+        baseline_rate = max(candidate.value.value or 0.0 for candidate in best)
+        episodes = _plan_episodes(difference, baseline_rate, options)
     return msgspec.structs.replace(selection, comparison=comparison, unpaired=unpaired, episodes=episodes)
 
 

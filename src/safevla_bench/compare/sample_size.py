@@ -70,9 +70,8 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         else:
             total = f", {self.episodes * request.tasks} of each policy" if request.tasks > 1 else ""
             yield f"{self.episodes} episodes per task{total} are needed {aim}."
-        if numbers := [
-            f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()
-        ]:
+        numbers = [f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()]
+        if numbers:
             yield f"Episodes per task, by the standard deviation between tasks in points: {', '.join(numbers)}."
         yield f"{_SIGN_FLIP_TEST if request.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
 

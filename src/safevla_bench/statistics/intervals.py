@@ -598,7 +598,7 @@ def _approximate_size(rate: float, limit: float, power: float, confidence: float
     # Returns the sample size by the normal approximation.
     z_confidence, z_power = normal_quantile(confidence), NormalDist().inv_cdf(power)
     deviation = z_confidence * sqrt(limit * (1 - limit)) + z_power * sqrt(rate * (1 - rate))
-    ratio = min(deviation / abs(rate - limit), 1e9)
+    ratio = min(deviation / abs(rate - limit), 1e9)  # `ceil` raises an error for infinity
     return ceil(ratio**2) + 1
 
 

@@ -276,7 +276,8 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
-    # For each center, returns twice the share of subsets with a mean below the center. Equal means count `tie_weight`.
+    # For each center, returns twice the share of subsets with a mean below the center.
+    # The share of subsets with a mean equal to the center is multiplied by `tie_weight` and added.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
@@ -538,6 +539,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
     """Return the two policies' most likely rates in each task if they differ by `difference`: a root of a cubic."""
+    # The first policy's rate is the root of a r³ + b r² + c r + d between 0 and 1 that the cosine selects.
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))
