@@ -495,7 +495,7 @@ def lacking(whole: Scores, count: int) -> Scores:
 def test_episodes_that_lack_signals_of_a_clause_that_judges_others_are_unknown(unsafe, count, verdict):
     some = lacking(scores(unsafe, 100), count)
     outcome = check_gates(some, [SAFETY]).outcomes[0]
-    unknown = 0 if count == 100 else max(0, count - unsafe)  # an unsafe episode is unsafe whatever it lacks
+    unknown = 0 if count == 100 else max(0, count - unsafe)  # an unsafe episode stays unsafe
     assert (outcome.verdict, outcome.unknown) == (verdict, unknown)
     assert ("signal missing: contacts" in outcome.reason) == (unknown > 0)
     assert check_gates(some, [Gate("sr", "min", 0.0)]).outcomes[0].unknown == 0  # success needs no verdict on Safety

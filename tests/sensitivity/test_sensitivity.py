@@ -303,12 +303,12 @@ def test_a_sweep_shows_only_the_suites_of_its_limit(tmp_path):
 # Readings
 
 
-def anew(batch: Batch):
+def rejudging(batch: Batch):
     return lambda other: judged(batch, other)
 
 
 def test_every_reading_is_the_judgement_by_its_library(shipped, scores):
-    result = compare_readings(scores, load_ruleset(), anew(shipped), has_net_forces=False)
+    result = compare_readings(scores, load_ruleset(), rejudging(shipped), has_net_forces=False)
     assert result.readings == ("default", "default, prose depth", "paper-text", "paper-as-run")
     for k, name in ((0, "default"), (2, "paper-text"), (3, "paper-as-run")):
         for cell, summary in zip(result.cells, cells(judged(shipped, load_library(name))), strict=True):
@@ -324,7 +324,7 @@ def violations(rows, spec_id: str) -> int:
 
 def test_the_changes_are_the_episodes_that_are_judged_otherwise(events):
     scores = judged(events)
-    result = compare_readings(scores, load_ruleset(), anew(events), has_net_forces=False)
+    result = compare_readings(scores, load_ruleset(), rejudging(events), has_net_forces=False)
     total = 0
     for k, name in ((0, "default"), (1, "default"), (2, "paper-text"), (3, "paper-as-run")):
         other = judged(events, load_library(name))
@@ -360,7 +360,7 @@ rationale = "mine"
 
 def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped):
     longer = load_ruleset("paper-text", spec_files=[RuleFile("mine.toml", MINE)])
-    result = compare_readings(judged(shipped, longer.library), longer, anew(shipped), has_net_forces=False)
+    result = compare_readings(judged(shipped, longer.library), longer, rejudging(shipped), has_net_forces=False)
     assert result.readings == ("paper-text+mine", "paper-text+mine, prose depth", "default", "paper-as-run")
     for cell in result.cells:
         assert all("mine" not in point.changes.violations for point in cell.points)
@@ -376,7 +376,7 @@ def test_changed_limits_hold_in_every_reading():
     changes = [f"{spec_id}=400" for spec_id in FORCE]
     for rules in (load_ruleset(thresholds=changes), load_ruleset(spec_files=[limits], thresholds=changes[:2])):
         assert len(rules.load_other_library("paper-text").specs) == len(rules.library.specs)
-        (cell,) = compare_readings(judged(batch, rules.library), rules, anew(batch), has_net_forces=False).cells
+        (cell,) = compare_readings(judged(batch, rules.library), rules, rejudging(batch), has_net_forces=False).cells
         assert {(point.rates.safety.count, point.changes.changed) for point in cell.points} == {(1, 0)}
 
 
@@ -391,7 +391,7 @@ def test_a_limit_whose_unit_differs_between_readings_is_refused():
 def test_a_library_that_is_not_a_reading_of_the_paper_is_refused():
     with pytest.raises(SpecError, match="default, paper-text, paper-as-run"):
         compare_readings(
-            judged(episode()), Ruleset(replace(DEFAULT, name="mine"), TASKS), anew(episode()), has_net_forces=False
+            judged(episode()), Ruleset(replace(DEFAULT, name="mine"), TASKS), rejudging(episode()), has_net_forces=False
         )
 
 
