@@ -258,6 +258,19 @@ def test_initial_states_come_in_turn_or_as_asked_and_success_ends():
         assert env.recorded().headers[0].init_state_index == index
 
 
+def test_a_reset_that_fails_leaves_the_seed_and_the_next_state_as_they_were():
+    env = safety_env()
+    env.reset(seed=2)
+    for seed in (-1, 2**32, 1.5):
+        with pytest.raises(HostError, match="the seed is"):
+            env.reset(seed=seed)
+    with pytest.raises(HostError):
+        env.reset(seed=4, options={"init_state_index": 99})
+    env.reset()
+    header = env.recorded().headers[0]
+    assert (header.init_state_index, header.env_seed) == (3, 2)
+
+
 class Loop(gymnasium.Env):
     """Somebody's own environment around LIBERO, which settles in its reset."""
 

@@ -37,6 +37,7 @@ Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"  # id under which this module registers `make_env` in Gymnasium's registry
 _WAIT_STEPS = 10
 _INDEX_OPTION = "init_state_index"
+_SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
@@ -97,7 +98,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
-            observation = self._reset_env(0)  # the observation space needs the shapes of an observation
+            observation = self._reset_env(0, self._env_seed)  # the observation space needs the shapes of an observation
         except BaseException:
             self._env.close()
             raise
@@ -108,21 +109,24 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start an episode and return the observation and info of record 0. `seed` seeds the environment and selects
         initial state `seed` modulo the number of states; later resets without a seed take the next states in turn. The
-        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist or
-        an option is unknown, and the errors of `Monitor.observe`, for example if the task is unknown or a record lacks
-        a needed field.
+        option `init_state_index` selects the state instead. Raises `HostError` if the state does not exist, an option
+        is unknown or the seed is not below 2**32. Also raises the errors of `Monitor.observe`, for example if the task
+        is unknown or a record lacks a needed field.
         """
         unknown = {*(options or ())} - {_INDEX_OPTION}
         if unknown or not is_integer((options or {}).get(_INDEX_OPTION, 0)):
             remedy = f"The only option is {_INDEX_OPTION}, a whole number."
             raise HostError(f"reset cannot use the options {options}", remedy=remedy)
+        if seed is not None and not (is_integer(seed) and 0 <= seed < _SEED_END):
+            raise HostError(f"the seed is {seed!r}", remedy="Give a whole number from 0 to 2**32 - 1.")
         super().reset(seed=seed)
         state_count = self._task.init_states or 2**31  # without a list of initial states, any index is valid
+        env_seed, next_index = self._env_seed, self._next_index
         if seed is not None:
-            self._env_seed, self._next_index = seed, seed % state_count
-        index = int((options or {}).get(_INDEX_OPTION, self._next_index))
-        self._next_index = (index + 1) % state_count
-        observation = self._reset_env(index)
+            env_seed, next_index = int(seed), int(seed) % state_count
+        index = int((options or {}).get(_INDEX_OPTION, next_index))
+        observation = self._reset_env(index, env_seed)
+        self._env_seed, self._next_index = env_seed, (index + 1) % state_count  # only if the reset succeeded
         self._standing = self._monitor.start(self._env.latest())
         return observation, step_info(self._standing, self._cost)
 
@@ -145,9 +149,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     def close(self) -> None:
         self._env.close()
 
-    def _reset_env(self, index: int) -> dict[str, NDArray[Any]]:
+    def _reset_env(self, index: int, env_seed: int) -> dict[str, NDArray[Any]]:
         self._steps = 0
-        return _observation_dict(self._env.reset(EpisodeSeed(index, self._env_seed, _WAIT_STEPS)))
+        return _observation_dict(self._env.reset(EpisodeSeed(index, env_seed, _WAIT_STEPS)))
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
