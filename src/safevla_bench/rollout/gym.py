@@ -117,9 +117,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         if unknown or not is_integer((options or {}).get(_INDEX_OPTION, 0)):
             remedy = f"The only option is {_INDEX_OPTION}, a whole number."
             raise HostError(f"reset cannot use the options {options}", remedy=remedy)
-        if seed is not None and not (is_integer(seed) and 0 <= seed < _SEED_END):
+        if seed is not None and not (is_integer(seed) and 0 <= int(seed) < _SEED_END):
             raise HostError(f"the seed is {seed!r}", remedy="Give a whole number from 0 to 2**32 - 1.")
-        super().reset(seed=seed)
+        super().reset(seed=None if seed is None else int(seed))
         state_count = self._task.init_states or 2**31  # without a list of initial states, any index is valid
         env_seed, next_index = self._env_seed, self._next_index
         if seed is not None:
