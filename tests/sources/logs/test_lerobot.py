@@ -566,6 +566,17 @@ def test_seven_numbers_that_are_no_pose_are_refused_by_the_norm_of_their_quatern
     assert len(read(write_mapped(tmp_path / "few", frames(eef=joints), text=text))) == 1
 
 
+def test_a_rotation_of_another_object_is_refused_with_the_keys_to_correct(tmp_path):
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nposition = [7, 8, 9]\nquaternion = [3, 4, 5, 6]\n'
+    names = [f"{body}_{axis}" for body in ("ee", "cube") for axis in ("x", "y", "z", "qx", "qy", "qz", "qw")]
+    folder = write_mapped(tmp_path, frames(eef=np.ones((30, 14))), text=text)
+    path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    info["features"]["eef"]["names"] = names
+    path.write_text(json.dumps(info))
+    assert "Correct the names, or the keys that contradict them" in problem(folder)
+
+
 def test_pages_with_checksums_are_compared_with_them(tmp_path):
     """Damage of a page is an error, and never a number that nobody measured."""
     folder = write_mapped(tmp_path)

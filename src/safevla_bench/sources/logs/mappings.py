@@ -100,7 +100,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
         except ValueError as question:
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
-            suggested = naming.suggest_pose(names, size)
+            suggested = [] if str(question) == naming.OTHER_ROTATION else naming.suggest_pose(names, size)
             if not suggested:
                 listed_numbers = f"The numbers are: {escape_controls(listed_numbers)}."
                 remedy = f"{listed_numbers} Correct the names, or the keys that contradict them."

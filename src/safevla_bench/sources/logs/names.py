@@ -238,7 +238,7 @@ def decide_pose(
         raise ValueError(f"which form does the rotation have? {needed}")
     own_rotations = _own_rotations(names, position)
     if own_rotations and all(own.isdisjoint(rotation) for own in own_rotations):
-        raise ValueError("which rotation belongs to the position? The mapping gives one, the names another")
+        raise ValueError(OTHER_ROTATION)
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names give the axis of each angle
@@ -331,6 +331,7 @@ def _find_rotation(
     return PoseLayout(position, indices, kind, doubt, *_find_units(names, position, indices))
 
 
+OTHER_ROTATION = "which rotation belongs to the position? The mapping gives one, the names another"
 _NO_ORIENTATION = (
     "is read without an orientation, since the names of no orientation are those of the position; "
     "if it has one, write `quaternion` or `rotation`"
