@@ -59,7 +59,7 @@ class _DataLimit:
                 self._lower(budget_bytes)
 
     def leave(self) -> None:
-        # Counts one reading thread fewer; the last thread restores the former limit.
+        # Decrements the number of reading threads; the last thread to end restores the former limit.
         with self._lock:
             self._readers -= 1
             if self._readers == 0 and self._former_limits is not None:

@@ -188,7 +188,7 @@ def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
     reach_of_j = np.abs(rotate(rotation_of_j, half_extents)).sum(axis=2)
     low, high = np.minimum(center_of_j - reach_of_j, -half_size), np.maximum(center_of_j + reach_of_j, half_size)
     excess_beyond_i = np.sqrt(np.square(np.maximum(high - half_size, -half_size - low)).sum(axis=-1))
-    # If boxes i and j have parallel axes, a second bound is the distance from a point to the nearer of both boxes.
+    # If boxes i and j have parallel axes, the distance from a point to the nearer of the two gives a second bound.
     # A point's distance to the nearer box is at most `half_gap` along one axis, and `margins` along the other two axes.
     margins = np.maximum.reduce(
         [high - half_size, -half_size - low, high - center_of_j - reach_of_j, center_of_j - reach_of_j - low]

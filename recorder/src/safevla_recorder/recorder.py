@@ -217,7 +217,7 @@ class EpisodeLog(ABC):
         assert self._filter is not None
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        # Substeps after the last end belong to a control step without a record, which `_add_step` then rejects.
+        # Later substeps belong to a control step that has no record yet; `_add_step` then rejects that step.
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._rejected_record = len(self._rows)
         counted = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))

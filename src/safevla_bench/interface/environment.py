@@ -50,7 +50,7 @@ class HostEnv(ABC):
         return ()  # hosts that declare `HostSupport.states` must override this method
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Map each fixture's root body to its pose after the last reset: position [3] in m, quaternion [4] wxyz."""
+        """Map each fixture's root body to its pose, which only resets change: position [3] in m, quaternion [4]."""
         return {}
 
     def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may always render

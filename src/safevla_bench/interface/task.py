@@ -60,8 +60,8 @@ class PhysicsChange:
     """
 
     time_step: float = 1.0
-    """Factor of the physics time step. The duration of a control step stays the same. Its number of substeps is
-    rounded, and determines the actual time step. Controllers still run once per substep."""
+    """Factor that multiplies the physics time step. The duration of a control step stays the same. Its number of
+    substeps is rounded, and determines the actual time step. Controllers still run once per substep."""
     # Factor of the maximum number of solver iterations. The solver's tolerance is divided by the factor's square.
     iterations: float = 1.0
     softness: float = 1.0  # factor of the contacts' time constant, and of 1 minus their impedance

@@ -299,7 +299,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
     if not _can_apply(setting, cause.change):
         remedy = "Use `slow` or `hold:FROM-TO`, which change only the actions."
-        problem = f"the host {setting.host.name} cannot replay an episode without the cause {cause.text!r}"
+        problem = f"the host {setting.host.name} cannot remove the cause {cause.text!r} when it replays an episode"
         raise HostError(problem, remedy=remedy)
     unchanged, _ = replay_actions(setting.host, task, starts[0], episode)
     differences, _ = compare_records(episode, unchanged, lenient=setting.is_own_loop)

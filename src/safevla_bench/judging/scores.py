@@ -292,8 +292,8 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Iterable[Scores]) -> Scores:
-        """Join scores with the same specifications, in order. `parts` must not be empty. Apart from the parts, only one
-        field at a time needs extra memory.
+        """Join scores with the same specifications, in order. `parts` must not be empty. One field is
+        joined at a time, so that only one needs extra memory.
         """
         columns: dict[str, list[Any]] = {column.name: [] for column in fields(cls)}
         for part in parts:

@@ -459,7 +459,7 @@ def _judge_trace(
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
     is_past_end = np.zeros(len(defined), np.bool_)  # True if a window past the episode's end decides
-    # Empty windows decide only if no finite margin decides.
+    # An empty window determines the verdict only if no finite margin does.
     candidates = np.flatnonzero((spec.binary | np.isneginf(verdict.rho)) & ~lacks_verdict)
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
     undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)

@@ -480,7 +480,7 @@ class Coupler:
     def extend_wants(self, name: str, wants: Wants) -> Wants:
         # Return `wants`, with the simulator's state if the filter reads this state. `name` is the policy in errors.
         # Raise `PolicyError` if the actions are poses, and there is a delay or a filter that cannot change poses.
-        # Some servers declare only during the connection that their policy gives poses.
+        # Some servers do not declare that their policy outputs poses until the client connects.
         if wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
             problem = f"{name} gives poses, but a delay or a motion filter needs changes of pose"
             raise PolicyError(problem, remedy="Write a filter for poses (python:module:Class), and use no delay.")

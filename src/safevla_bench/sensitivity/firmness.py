@@ -169,7 +169,7 @@ class EpisodeFirmness:
         left = replay.left
         if left is None or (varied_first is not None and varied_first <= left):
             return "same" if (recorded_first is None) == (varied_first is None) else "flips"
-        # The varied replay was still on the path in the record of the recorded violation, but does not violate.
+        # At the record of the original violation, the varied replay was still on the path, but it violates nothing.
         has_vanished = varied_first is None and recorded_first is not None and recorded_first < left
         return "flips" if has_vanished else "left"
 
@@ -273,7 +273,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
         comparisons = [episode.compare(replay, spec_id) for replay in episode.varied]
         mark_counts[_combine_comparisons(comparisons)] += 1
         for replay, comparison in zip(episode.varied, comparisons, strict=True):
-            flip_counts[replay.variation] += comparison == "flips"  # also adds 0, to keep the variations' order
+            flip_counts[replay.variation] += comparison == "flips"  # an entry of 0 keeps the variations' order
             if replay.left is None and spec_id in replay.clauses:
                 rhos.append(replay.clauses[spec_id].rho)
         known_rhos = [rho for rho in rhos if rho is not None]

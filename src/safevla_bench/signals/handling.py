@@ -57,7 +57,7 @@ def _register_event(
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)
         def mark_events(fields: RecordFields, is_open: bool = False) -> Bools:
-            # By default, mark changes that last. With `is_open`, mark changes that may last beyond the episode's end.
+            # By default, mark changes that persist. With `is_open`, mark those that may persist past the episode's end.
             change_rows, before, after, is_change_open = _find_lasting_changes(fields, read_values(fields))
             is_marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
             is_marked[change_rows[is_event(before, after) & (is_change_open == is_open)]] = True

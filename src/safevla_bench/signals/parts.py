@@ -1,4 +1,4 @@
-"""The parts of each episode's scene, such as fixed bodies and robot links, with their poses and bodies."""
+"""The parts of each episode's scene, such as fixtures and robot links, each with its pose and its body."""
 
 from __future__ import annotations
 

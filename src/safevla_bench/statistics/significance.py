@@ -613,7 +613,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     this limit, the result may be too small, but it is never too large.
     """
     # Each choice counts its distinct units. At first, no unknown episode is bad; each pass makes one more episode bad.
-    choices, largest_k, tried_count = [Counter(units)], None, 0  # `largest_k` is None until the verdict holds for 0
+    choices, largest_k, tried_count = [Counter(units)], None, 0  # None until it holds for k = 0
     while choices:
         tried_count += len(choices)
         if tried_count > _MAX_CHOICES or not all(stays(list(choice.elements())) for choice in choices):

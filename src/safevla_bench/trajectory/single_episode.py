@@ -455,7 +455,7 @@ def _check_tracking(batch: Batch) -> None:
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # report only the first body without a pose
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
-        remedy = "Write the body also in `body_pos_m` or `body_quat_wxyz`, or leave it out of `pose_valid`."
+        remedy = "Also list the body in `body_pos_m` or `body_quat_wxyz`, or leave it out of `pose_valid`."
         _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
 
 

@@ -58,7 +58,7 @@ def test_every_task_has_tags_and_an_instruction():
         (lambda: host.ManiskillHost().tasks(host.SIMPLER), "robot panda"),
         (lambda: host.ManiskillHost().make(first_task(), Wants(cameras=("hand_camera",))), "no camera 'hand_camera'"),
         (lambda: host.ManiskillHost().make(first_task(), Wants(absolute=True)), "only relative actions"),
-        (lambda: host.ManiskillHost().make(first_task(), Wants(extra=("start",))), "no reading 'start'"),
+        (lambda: host.ManiskillHost().make(first_task(), Wants(extra=("start",))), "no extra observation 'start'"),
         (lambda: host.ManiskillHost().make(two_robots(), Wants(privileged=True)), "has several arms"),
         (lambda: host.task_facts("PushT-v1"), "no task 'PushT-v1'"),
     ],
@@ -281,7 +281,7 @@ def test_a_replay_is_played_under_the_recorded_control(tmp_path):
     assert first.sim_state.values.tobytes() == again.sim_state.values.tobytes()
     judged = judge([tmp_path / "run"], load_ruleset())
     assert replay_without(judged, 0, Cause.parse("slow")).recorded, "it changes the actions alone"
-    with pytest.raises(HostError, match="without the cause"):
+    with pytest.raises(HostError, match="cannot remove the cause"):
         replay_without(judged, 0, Cause.parse("body:cube"))
 
 

@@ -120,7 +120,7 @@ def test_what_is_not_there_is_refused():
     with pytest.raises(HostError, match=CAMERAS[0]):
         host.make(task, Wants(cameras=("frontview",)))
     for unmade in ("joint_pos", "state"):  # the state is for privileged policies
-        with pytest.raises(HostError, match=f"reading '{unmade}'"):
+        with pytest.raises(HostError, match=f"observation '{unmade}'"):
             host.make(task, Wants(extra=(unmade,)))
     with pytest.raises(HostError, match="changes of position"):
         host.make(task, Wants(absolute=True))

@@ -278,8 +278,8 @@ _STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses do not match `qpos`, for example after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`. So they may differ by twice the motion in a
-    substep, plus a margin that grows with the timestep to 4 mm. Computes on a copy. Checks only bodies with a free
-    joint, because simulators such as RoboCasa set joints of fixtures after each step. Skips models with plugins.
+    substep, plus a margin that grows with the timestep to 4 mm. Of other bodies than those with a free joint, only
+    missing orientations count: simulators such as RoboCasa set joints of fixtures after each step. Skips plugins.
     """
     import mujoco
 
@@ -302,7 +302,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
             difference = np.minimum(difference, np.linalg.norm(poses + current_poses, axis=1))
             is_missing = (poses == 0).all(axis=1)  # no orientation has been computed since a reset
         motion = np.linalg.norm(previous_poses - current_poses, axis=1)  # in one substep
-        is_stale = is_checked & (difference > 2 * motion + margin) | is_missing
+        is_stale = (is_checked & (difference > 2 * motion + margin)) | is_missing
         if is_stale.any():
             body = model.body(int(np.flatnonzero(is_stale)[0])).name
             cause = "a state, velocity or body was set after the last step"

@@ -182,7 +182,7 @@ class ForwardDynamics:
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
-        # Other hooks may wrap this object's own hook if they run only after the method, such as a recorder's hook.
+        # Other hooks, such as a recorder's, may wrap this object's hook if they run only after the hooked method.
         method: Any = vars(self._simulation).get(name)
         while name != "forward" and getattr(method, "is_only_after", False):
             method = method.__wrapped__

@@ -250,7 +250,7 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 
 
 def metaworld_task(name: str) -> MetaworldTask:
-    """Return a task's entry by Meta-World's name; raise `HostError` for an unknown name."""
+    """Return the entry of the task with this Meta-World name; raise `HostError` if the name is unknown."""
     tasks = _read_tasks().tasks
     require_known("Meta-World", "task", name, tasks)
     return tasks[name]

@@ -419,7 +419,7 @@ def change_model(
     body that the scene lacks, or if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
     if change == PhysicsChange():
-        return lambda: None  # nothing changes, so no array must be copied
+        return lambda: None  # nothing changes, so no array needs to be copied
     saved_arrays = {name: getattr(model, name).copy() for name in _CHANGED_ARRAYS}
     saved_options = {name: getattr(model.opt, name) for name in ("iterations", "tolerance")}
 

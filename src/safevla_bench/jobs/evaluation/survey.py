@@ -60,8 +60,8 @@ class Survey:
             self._kept = list(_select_kept(self._kept, worst))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
-        """Return a batch and the bodies in all violations. The batch has the records of the episodes that the page
-        draws, and only the headers of all other episodes. Empties the survey. If it is incomplete, reads all records.
+        """Return a batch, and the bodies involved in violations. The batch has the records of the episodes that the
+        page draws, and only headers of the others. Reads all records if the survey is incomplete, then empties it.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:

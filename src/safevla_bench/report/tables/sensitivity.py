@@ -204,8 +204,8 @@ def reading_table(comparison: ReadingComparison) -> Table:
         text_column("Change in violations", _format_differences, "episodes, by specification"),
         notes=(
             f"Changes are relative to {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: the depth is 1 if the "
-            "signal reaches the severe magnitude; in Eq. 1, the depth is 1 if the signal's excess over the limit "
-            "reaches the severe magnitude. This reading of the depth changes no verdict.",
+            "signal itself reaches the severe magnitude. In Eq. 1, it is 1 if the signal's excess over the limit "
+            "reaches this magnitude. The choice between the two changes no verdict.",
             _INTERVALS,
         ),
         remarks=comparison.warnings,

@@ -307,7 +307,7 @@ def read_episodes(
     """Yield the episodes at the indices `wanted` (None = all), in order, and a `RecordError` for each bad episode.
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
-    mappings.require_dataset_keys(mapping)
+    mappings.refuse_recording_keys(mapping)
     # Name of a part -> the numbers of its feature that are read.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}

@@ -346,7 +346,7 @@ def _require_used_facts(mapping: LogMapping) -> None:
             raise ValueError("a trial has a marker and start_s or end_s: write one of them")
 
 
-def require_dataset_keys(mapping: LogMapping) -> None:
+def refuse_recording_keys(mapping: LogMapping) -> None:
     """Raise `RecordError` if the mapping of a dataset has a key that only applies to recordings."""
     is_used = {  # key, as shown in errors -> whether the mapping has the key
         "[[episode]]": bool(mapping.trials),
