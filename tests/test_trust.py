@@ -186,7 +186,7 @@ WAYS = [
 @pytest.mark.parametrize(("file", "options"), WAYS)
 def test_a_call_that_a_file_names_is_named_and_not_made(folder, safevla, mode, file, options):
     err = safevla.refuses("eval", *mode, *options)
-    assert f"{file}: the file names" in err
+    assert f"{file}: the file is not trusted" in err
     assert "python:os:system(command='touch mark')" in err
     assert f"--trust {file}" in err
     assert not (folder / "mark").exists()
@@ -230,9 +230,9 @@ def test_a_config_file_cannot_vouch_for_itself(folder, safevla):
 
 
 def test_a_request_of_a_file_is_not_trusted_in_python_either(folder):
-    with pytest.raises(RunError, match="names code"):
+    with pytest.raises(RunError, match="is not trusted"):
         roll_out(Request.from_run(folder / "run"), folder / "new")
-    with pytest.raises(RunError, match="names code"):
+    with pytest.raises(RunError, match="is not trusted"):
         roll_out(registered_request(read_registration(folder / "r.json")), folder / "new")
     assert not (folder / "mark").exists()
 
@@ -307,7 +307,7 @@ def test_task_files_that_a_recording_names_are_used_only_with_trust(folder, safe
     Path("x.jsonl").write_text(recorded)
     replay = ("eval", "--host", "fake", "--policy", "replay:x.jsonl", "--out", "new")
     err = safevla.refuses(*replay)
-    assert "x.jsonl: the file names" in err
+    assert "x.jsonl: the file is not trusted" in err
     assert FILES in err
     assert f"no suite '{TASKS}'" in safevla.refuses(*replay, "--trust", "x.jsonl")
     assert f"no suite '{TASKS}'" in safevla.refuses(*replay, "--suite", TASKS)
@@ -316,8 +316,8 @@ def test_task_files_that_a_recording_names_are_used_only_with_trust(folder, safe
 @pytest.mark.parametrize("line", [f'suite = "{TASKS}"\npolicy = "noop"', 'suite = "fake"\npolicy = "replay:far.hdf5"'])
 def test_files_that_a_config_file_names_are_used_only_with_trust(folder, safevla, line):
     (folder / "c.toml").write_text(f'host = "fake"\n{line}\n')
-    assert "c.toml: the file names" in safevla.refuses("eval", "--config", "c.toml", "--out", "new")
-    assert "the file names" not in safevla.refuses("eval", "--config", "c.toml", "--out", "new", "--trust", "c.toml")
+    assert "c.toml: the file is not trusted" in safevla.refuses("eval", "--config", "c.toml", "--out", "new")
+    assert "is not trusted" not in safevla.refuses("eval", "--config", "c.toml", "--out", "new", "--trust", "c.toml")
     typed = ("--suite", "fake", "--policy", "noop", "--task", "0", "--episodes", "1", "--max-steps", "2")
     safevla.ok("eval", "--config", "c.toml", *typed, "--out", "typed")
 

@@ -121,6 +121,6 @@ def test_left_out_episodes_are_named_below_each_table_and_a_submission_is_not_co
     code, _, err = safevla(
         "export", path, "--format", "submission", "--out", tmp_path / "s.json", "--set", "invalid=skip"
     )
-    assert (code, "Not complete" in err) == (0, True)
+    assert (code, "The export is incomplete" in err) == (0, True)
     submission = json.loads((tmp_path / "s.json").read_bytes())
     assert (submission["complete"], submission["skipped"]) == (False, 1)

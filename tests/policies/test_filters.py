@@ -225,7 +225,7 @@ def test_a_filter_of_ones_own_is_made_of_its_arguments_and_is_code(tmp_path, mon
     own, executed = batch.channel(OWN).episode_rows(0), batch.action.episode_rows(0)
     assert np.array_equal(executed, own * 0.5)
     assert filtered("python:my_filter:F:by=0.5").list_calls() == ["python:my_filter:F(by='0.5')"]
-    with pytest.raises(RunError, match="names code"):
+    with pytest.raises(RunError, match="is not trusted"):
         run(tmp_path / "again", replace(Request.from_run(tmp_path / "run")))
 
 
