@@ -241,7 +241,7 @@ def test_a_policy_gets_the_readings_that_it_asks_for():
 def test_a_reading_that_the_host_has_not_is_an_error_that_lists_those_it_has():
     policy = Scripted()
     policy.wants = Wants(extra=("odour",))
-    with pytest.raises(HostError, match="extra observation 'odour'"):
+    with pytest.raises(HostError, match="extra observation 'odour'"):  # words: ok
         run(TASKS[:1], policy)
 
 
