@@ -189,7 +189,8 @@ def test_a_stopped_episode_counts_as_lost_and_stands_in_no_number():
     assert estimate_gates(stopped, [SAFETY], allow_unjudged=True).verdict == "undecided"
     left_out = estimate_gates(stopped, [SAFETY], allow_crashed=True, lost=["2 invalid episodes left out"])
     assert left_out.verdict == "passed"
-    assert "--allow-crashed leaves out 1 episode; 2 invalid episodes left out." in left_out.notes
+    assert "--allow-crashed ignores: 2 invalid episodes left out." in left_out.notes
+    assert left_out.outcomes[0].reason.endswith("; 1 episode left out as the options say")
 
 
 @given(st.integers(1, 30), st.integers(0, 5), st.data())

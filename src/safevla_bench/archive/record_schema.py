@@ -45,7 +45,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-# JSON types by number of values. The key 0 stands for any number of values in a row, and for one number per body.
+# JSON types by number of values. The key 0 means any number of values in a row, and for one number per body.
 _ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
 _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 

@@ -367,9 +367,8 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
         old = recorded_by_name.get(policy.name, policy)
         new_texts = {field: texts[policy.name] for field, texts in filters_and_delays.items() if policy.name in texts}
         coupling = replace(old.coupling, **new_texts)
-        new_arguments = arguments.get(policy.name, old.arguments)
-        if not plan.get("policies"):  # --policy-arg for another policy only
-            new_arguments = new_arguments or old.arguments
+        kept_arguments = old.arguments if policy.spec == old.spec else {}
+        new_arguments = arguments.get(policy.name) or kept_arguments
         policies.append(replace(old, spec=policy.spec, arguments=new_arguments, coupling=coupling))
     return tuple(policies)
 

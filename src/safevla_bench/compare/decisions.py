@@ -47,6 +47,7 @@ from safevla_bench.judging.gates import (
     GateScope,
     check_gates,
     describe_confidence,
+    describe_ignored,
     judge_ends,
     require_valid,
 )
@@ -393,7 +394,7 @@ def check_against(
         notes=(
             f"Values hold only for these tasks. They are differences from {gates[0].baseline} on the same episodes.",
             *describe_confidence(each_confidence, decisions),
-            *([f"--allow-crashed leaves out: {'; '.join(lost)}."] if allow_crashed and lost else []),
+            *describe_ignored(lost if allow_crashed else ()),
         ),
         warnings=tuple(dict.fromkeys(warnings)),
     )

@@ -191,7 +191,7 @@ def check_gates(
         each_confidence=each_confidence,
         notes=(
             *_explain_decisions(scopes, rules, outcomes, interval_count),
-            *_describe_left_out(scores, allowed, lost),
+            *describe_ignored(lost if allow_crashed else ()),
         ),
         warnings=provenance_marks.warn_of_scores(scores),
     )
@@ -326,13 +326,10 @@ def _explain_decisions(
         yield "Tasks with more initial states than other tasks have more weight in these values."
 
 
-def _describe_left_out(scores: Scores, allowed: frozenset[str], lost: Sequence[str]) -> Iterator[str]:
-    # Yield a note for each given option that leaves out episodes.
-    crashed = int((~scores.is_counted & ~scores.is_stopped_on_violation).sum()) + len(scores.absent)
-    unjudged = int((scores.is_counted & ~scores.is_judged | mark_uneven(scores)).sum())
-    for option, count, further in ((_ALLOW_CRASHED, crashed, lost), (_ALLOW_UNJUDGED, unjudged, ())):
-        if option in allowed and (count or further):
-            yield "; ".join([f"{option} leaves out {count_noun(count, 'episode')}", *further]) + "."
+def describe_ignored(lost: Sequence[str]) -> Iterator[str]:
+    """Yield at most one note on the reasons in `lost` that `--allow-crashed` ignores."""
+    if lost:
+        yield f"{_ALLOW_CRASHED} ignores: {'; '.join(lost)}."
 
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
@@ -344,7 +341,6 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
         measured = rules.costs.totals[scope.members] / largest
     else:
         largest, measured = 1.0, metric_values(scores, scope.members, gate.metric)
-    scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
     may_violate = np.zeros(len(scope.members), dtype=np.bool_)
     if needs_verdict and gate.metric != COST:
@@ -352,6 +348,18 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
         measured = np.where(may_violate, nan, measured)
     lacks_verdict = (scores.is_counted & ~scores.is_judged)[scope.members] & needs_verdict | may_violate
     values = _gather_values(scores, scope, measured, rules.allowed, lacks_verdict)
+    outcome = _judge_values(scores, scope, gate, rules, values, largest)
+    if not values.left_out:
+        return outcome
+    left_out = count_noun(values.left_out, "episode")
+    return msgspec.structs.replace(outcome, reason=f"{outcome.reason}; {left_out} left out as the options say")
+
+
+def _judge_values(
+    scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules, values: _ScopeValues, largest: float
+) -> GateOutcome:
+    # Return the outcome of a gate, whose metric is at most `largest`.
+    scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
         policy=scope.policy,
@@ -405,7 +413,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
 def _find_doubtful(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.bool_]:
     # Return whether a violation that was not judged could change each episode's value, [n].
     # Such an episode lacks the signals of a clause that judges others. A second violation changes only VSI.
-    is_uneven = mark_uneven(scores.select_episodes(members)) & scores.is_judged[members]
+    is_uneven = mark_uneven(scores, members) & scores.is_judged[members]
     if metric == VSI.key:
         return is_uneven
     return is_uneven & ~scores.unsafe[members] & (scores.success[members] | (metric == SAFETY.key))
@@ -453,6 +461,8 @@ class _ScopeValues:
     """True if every value is 0 or 1."""
     unknown: dict[str, int]
     options: tuple[str, ...]
+    left_out: int
+    """Number of unknown values that given options leave out."""
 
 
 def _gather_values(
@@ -494,6 +504,7 @@ def _gather_values(
         sums=(high, low, sizes),
         is_rate=bool(np.isin(values[is_known], (0.0, 1.0)).all()),
         unknown=dict(reasons.most_common()),
+        left_out=int((~is_known & ~is_unknown).sum()),
         options=tuple(option for option, mask in omitted_but_not_allowed.items() if (is_unknown & mask).any()),
     )
 

@@ -40,7 +40,7 @@ from safevla_bench.tasks.identity import OFFICIAL
 from safevla_bench.tasks.reasons import SIGNAL_MISSING, describe_reason, read_reason
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.marks import DIVERGED, MARKS, REPLAY
-from safevla_recorder.episode import Bools
+from safevla_recorder.episode import Bools, Ints
 
 
 class ConditionCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,14 +291,14 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
 SuiteClauses = tuple[tuple[str, str], ...]  # (suite, id of a scored specification)
 
 
-def mark_clauses(scores: Scores) -> tuple[Bools, Bools]:
-    """Return whether each scored specification judges each episode, and whether the episode lacks its signals, [S, E]
-    each.
+def mark_clauses(scores: Scores, members: Ints) -> tuple[Bools, Bools]:
+    """Return whether each scored specification judges each of the n episodes at indices `members`, and whether the
+    episode lacks the signals that the specification needs, [S, n] each.
     """
-    columns = scores.scored_columns
+    index = np.ix_(scores.scored_columns, members)
     lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scores.reasons], dtype=np.bool_)
-    is_judged = scores.state[columns] != INACTIVE
-    return is_judged, ~is_judged & lacks_signals[scores.reason[columns]]
+    is_judged = scores.state[index] != INACTIVE
+    return is_judged, ~is_judged & lacks_signals[scores.reason[index]]
 
 
 def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
@@ -306,7 +306,7 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     episode of a suite lacks signals, each with the name of the suite.
     """
     suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
-    is_judged, is_missing = mark_clauses(scores)
+    is_judged, is_missing = mark_clauses(scores, np.arange(len(scores)))
     judged, missing = list[tuple[str, str]](), list[tuple[str, str]]()
     for suite in dict.fromkeys(scores.benchmark):
         is_of_suite = suite_of_episode == suite
@@ -316,12 +316,14 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     return tuple(judged), tuple(missing)
 
 
-def mark_uneven(scores: Scores) -> Bools:
-    """Return whether each episode lacks the signals of a scored specification that judges others of its suite, [E]."""
-    is_judged, is_missing = mark_clauses(scores)
-    suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
-    is_uneven = np.zeros(len(scores), dtype=np.bool_)
-    for suite in dict.fromkeys(scores.benchmark):
+def mark_uneven(scores: Scores, members: Ints) -> Bools:
+    """Return whether each of the n episodes at indices `members` lacks signals of a scored specification that judges
+    others of these episodes in the same suite, [n].
+    """
+    is_judged, is_missing = mark_clauses(scores, members)
+    suite_of_episode = np.array([scores.benchmark[k] for k in members], dtype=np.str_)
+    is_uneven = np.zeros(len(members), dtype=np.bool_)
+    for suite in np.unique(suite_of_episode) if is_missing.any() else ():
         chosen = suite_of_episode == suite
         judges_others = is_judged[:, chosen].any(axis=1)
         is_uneven[chosen] = is_missing[np.ix_(judges_others, chosen)].any(axis=0)

@@ -140,7 +140,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request in run.json. Of the volatile facts, it has only the servers. Raises `RunError`."""
+        """Return the request in run.json. Its only volatile facts are the servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
