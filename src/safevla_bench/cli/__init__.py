@@ -235,7 +235,9 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
         message = error.format_message().rstrip(".")
-        return _report_error(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists the accepted arguments.")
+        if not message[:2].isupper():
+            message = message[:1].lower() + message[1:]
+        return _report_error(f"{message}\n  `{command} --help` lists the accepted arguments.")
     except errors.TimeUpError as error:
         echo(error.problem, err=True)
         return TIME_UP

@@ -98,9 +98,9 @@ def test_an_empty_evaluation_a_foreign_database_and_a_missing_file_are_errors(tm
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"success": 0.5}, "the success of an episode is 0.5, not true or false"),
-        ({"success": None}, "the success of an episode is null, not true or false"),
-        ({"seed": 0}, "the key 'success' is missing"),
+        ({"success": 0.5}, r"per_episode\[1\].success is 0.5, not true or false"),
+        ({"success": None}, r"per_episode\[1\].success is null, not true or false"),
+        ({"seed": 0}, r"missing required field `success` - at `\$.per_episode\[1\]`"),
     ],
 )
 def test_a_success_that_is_neither_true_nor_false_is_refused_with_its_value(tmp_path, row, words):
@@ -108,7 +108,7 @@ def test_a_success_that_is_neither_true_nor_false_is_refused_with_its_value(tmp_
         foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=[{"success": True}, row]))
     if "success" in row:
         tasks = [{"task_group": "libero_goal", "task_id": 3, "metrics": {"successes": [row["success"]]}}]
-        with pytest.raises(RecordError, match=words):
+        with pytest.raises(RecordError, match=r"per_task\[0\].metrics.successes\[0\] is .*, not true or false"):
             foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=tasks))
 
 

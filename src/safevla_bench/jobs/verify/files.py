@@ -150,7 +150,9 @@ def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
     if others:
         # The folder of experiments, which are judgements by other rules, is not checked.
         is_wanted = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digested for name in others)
-        yield open_check(OTHERS, f"{', '.join(others)}: this check cannot reproduce these files", wanted=is_wanted)
+        detail = f"{', '.join(others)}: this check cannot reproduce these files"
+        detail += "; keep exports outside the run folder" if is_wanted else ""
+        yield open_check(OTHERS, detail, wanted=is_wanted)
 
 
 def check_protocol(run: Path) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from safevla_bench.errors import Place, RecordError, describe_cause
@@ -114,23 +115,48 @@ def _read_outcome(value: object, field: str, outcomes: Mapping[Any, T]) -> T:
         if value == known:
             return outcome
     found, choices = shorten_name(json.dumps(value, default=str)), " or ".join(map(json.dumps, outcomes))
-    raise ValueError(f"the {field} of an episode is {found}, not {choices}")
+    raise ValueError(f"{field} is {found}, not {choices}")
+
+
+class _Metrics(msgspec.Struct):
+    successes: list[object]
+
+
+class _Task(msgspec.Struct):
+    task_group: object
+    task_id: object
+    metrics: _Metrics
+
+
+class _Row(msgspec.Struct):
+    success: object
+
+
+class _TaskResults(msgspec.Struct):
+    per_task: list[_Task]
+    overall: dict[str, object] = {}
+
+
+class _EpisodeResults(msgspec.Struct):
+    per_episode: list[_Row]  # format of lerobot before 0.4.0 (scripts/eval.py)
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
     # Reads an `eval_info.json`.
     tree = load_json(read_input(path))
     episodes, remarks = [], []
-    if "per_episode" in tree and "per_task" not in tree:  # format of lerobot before 0.4.0 (scripts/eval.py)
-        for row in tree["per_episode"]:
-            episodes.append(ForeignEpisode("unnamed", "unnamed", _read_outcome(row["success"], "success", _SUCCESSES)))
+    if isinstance(tree, dict) and "per_episode" in tree and "per_task" not in tree:
+        for i, row in enumerate(msgspec.convert(tree, _EpisodeResults).per_episode):
+            success = _read_outcome(row.success, f"per_episode[{i}].success", _SUCCESSES)
+            episodes.append(ForeignEpisode("unnamed", "unnamed", success))
         remarks.append("the file is from LeRobot before 0.4, so it names neither suites nor tasks")
     else:
-        for task in tree["per_task"]:
-            suite, name = str(task["task_group"]), f"task_{task['task_id']}"
-            for success in task["metrics"]["successes"]:
-                episodes.append(ForeignEpisode(suite, name, _read_outcome(success, "success", _SUCCESSES)))
-        stated_count = tree.get("overall", {}).get("n_episodes")
+        results = msgspec.convert(tree, _TaskResults)
+        for i, task in enumerate(results.per_task):
+            for j, value in enumerate(task.metrics.successes):
+                success = _read_outcome(value, f"per_task[{i}].metrics.successes[{j}]", _SUCCESSES)
+                episodes.append(ForeignEpisode(str(task.task_group), f"task_{task.task_id}", success))
+        stated_count = results.overall.get("n_episodes")
         if stated_count not in (None, len(episodes)):
             remarks.append(f"the file lists {len(episodes)} episodes, but states {stated_count}")
     return ForeignResults("LeRobot eval_info.json", tuple(episodes), tuple(remarks))
@@ -142,7 +168,10 @@ def _read_harness_results(path: Path) -> ForeignResults:
         suites = {eval_id: str(metadata.get("benchmark") or eval_id) for eval_id, metadata in metadata_by_id.items()}
         episodes = tuple(
             ForeignEpisode(
-                suites.get(eval_id, str(eval_id)), str(task), _read_outcome(status, "status", _STATUSES), steps
+                suites.get(eval_id, str(eval_id)),
+                str(task),
+                _read_outcome(status, "status", _STATUSES),
+                steps,
             )
             for eval_id, task, status, steps in connection.execute(_RESULTS)
         )
