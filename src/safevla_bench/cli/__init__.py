@@ -97,7 +97,7 @@ def _import_once(name: str) -> ModuleType:
         try:
             importlib.import_module(name)
         finally:
-            gc.freeze()
+            gc.freeze()  # later collections ignore the module's objects, because they live until the end
             gc.enable()
     return sys.modules[name]
 
@@ -106,31 +106,36 @@ class LazyCommandGroup(click.Group):
     """A command group that imports each command's module on first use. This keeps help and completion fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        # The names are known without the import of any command's module.
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # Import the module of a command, and return the command; None for an unknown name, as click requires.
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(_import_once(f"safevla_bench.cli.{COMMANDS[cmd_name][0]}"), f"{cmd_name}_command")
-        assert isinstance(command, click.Command)
+        module_name, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(_import_once(f"safevla_bench.cli.{module_name}"), f"{cmd_name}_command")
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names. The error for an unknown word suggests similar commands."""
+        # During shell completion (`resilient_parsing`), click expects no error.
         similar = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS)
         if similar and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(map(repr, similar))}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, COMMANDS))
+        # Write the commands into the help, under the headings of their groups.
+        width = max(map(len, COMMANDS))  # all groups get equal columns
         for heading, commands in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Return the commands that begin with the typed text. click's own method would import every command.
         return [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
 
 
@@ -143,6 +148,7 @@ def safevla() -> None:
     task-aware safety specifications in signal temporal logic, and report SR (success rate), Safety, SBU (succeeded but
     unsafe) and VSI (severity of violations) with confidence intervals.
     """
+    # This function has no code, only the help text. `LazyCommandGroup` finds the commands.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     The first Ctrl-C or SIGTERM ends the command and reports which results are kept. A second signal ends the process.
     """
+    # Handlers that a calling program has installed are kept.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_interrupt)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -165,8 +172,9 @@ _received_signals: list[int] = []
 
 
 def _handle_interrupt(signal_number: int, frame: FrameType | None) -> None:
-    _received_signals.append(signal_number)
-    # A second signal ends the process at once.
+    # Handle SIGINT or SIGTERM: end the command as Ctrl-C does, so that results can be kept and reported.
+    _received_signals.append(signal_number)  # for `_run_arguments`, in case Ray replaces the KeyboardInterrupt
+    # A second signal ends the process at once, with the exit status that shells use for this signal.
     signal.signal(signal_number, lambda signal_number, frame: os._exit(128 + signal_number))
     raise KeyboardInterrupt
 
@@ -177,23 +185,30 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # The package rich writes its control sequences directly to this stream. `stream` is None if Python closed it.
+        # The package rich looks for this attribute, and writes its control sequences to it directly, without escapes.
+        # `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
+        # All other attributes, such as `isatty` and `encoding`, are those of the wrapped stream.
         return getattr(self.rich_proxied_file, name)
 
     def write(self, text: str) -> int:
+        # Write the escaped text, and return the length of the original text, as streams do.
         line = text.lstrip("\r")
-        carriage_returns = text.removesuffix(line)
+        carriage_returns = text.removesuffix(line)  # a progress bar begins with these
+        # The pattern matches all characters except line ends, tabs and printable ASCII; most text has none of these.
         escaped = re.sub(r"[^\n\t -~]+", lambda match: escape_controls(match[0]), line)
+        # A CI log would obey lines such as `::error::`, so these commands are broken by a space.
         self._call_stream("write", carriage_returns + break_log_commands(escaped))
         return len(text)
 
     def flush(self) -> None:
+        # If the reader of a pipe has ended, flushing must not raise an error either.
         self._call_stream("flush")
 
     def _call_stream(self, method: str, *arguments: str) -> None:
+        # Call a method of the wrapped stream. After a broken pipe, discard this and all later output.
         try:
             getattr(self.rich_proxied_file, method)(*arguments)
         except BrokenPipeError:  # the program that reads the output, such as `head`, has ended; the command continues
@@ -202,11 +217,11 @@ class _EscapedStream:
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with escaped output (see `escape_output`), and return its exit code."""
-    for descriptor in range(3):
+    for descriptor in range(3):  # stdin, stdout and stderr
         try:
             os.fstat(descriptor)
-        except OSError:  # stdin, stdout or stderr is closed, so a file opened later could reuse its descriptor
-            os.open(os.devnull, os.O_RDWR)
+        except OSError:  # closed, so a file opened later could get this descriptor, and then the output
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
     with escape_output():
         return _run_arguments(arguments)
 
@@ -214,6 +229,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def escape_output() -> Iterator[None]:
     """Escape control sequences in all text that is printed in the `with` block (see `_EscapedStream`)."""
+    # `_EscapedStream` forwards all other attributes, so it can be used as a `TextIO`.
     stdout, stderr = cast(TextIO, _EscapedStream(sys.stdout)), cast(TextIO, _EscapedStream(sys.stderr))
     with redirect_stdout(stdout), redirect_stderr(stderr):
         yield
@@ -221,37 +237,38 @@ def escape_output() -> Iterator[None]:
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
     # Run the command line and return the exit code. If the user made an error, print its message.
-    stdout = sys.stdout
-    if completion.VARIABLE in os.environ:
+    stdout = sys.stdout  # to detect later that click has replaced the stream
+    if completion.VARIABLE in os.environ:  # a shell requests completions
         return completion.answer(safevla)
     try:
-        words = None if arguments is None else list(arguments)
+        words = None if arguments is None else list(arguments)  # None = the arguments in `sys.argv`
         code = safevla.main(args=words, prog_name="safevla", standalone_mode=False)
         sys.stdout.flush()
+        # Without click's standalone mode, `main` returns the exit code or a command's return value, which is None.
         return code if isinstance(code, int) else OK
     except click.UsageError as error:
-        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):  # `safevla` without arguments shows the help
             error.show()
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
-        message = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".")  # click's messages are sentences; ours begin in lower case
         if not message[:2].isupper():
             message = message[:1].lower() + message[1:]
         return _report_error(f"{message}\n  `{command} --help` lists the accepted arguments.")
-    except errors.TimeUpError as error:
+    except errors.TimeUpError as error:  # --stop-after ended the run as requested, so this is no user error
         echo(error.problem, err=True)
         return TIME_UP
     except (click.ClickException, errors.SafevlaError) as error:
         click.echo(getattr(error, "mapping", ""), nl=False)  # a MappingNeededError contains a template to print
         return _report_error(str(error))
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
+        if error.name not in _EXTRAS:  # not an optional package, so the installation or the program is faulty
             raise
         from safevla_bench.plugins import install_command
 
         remedy = install_command(_EXTRAS[error.name])
         return _report_error(f"a required package is not installed: {error.name}\n  {remedy}")
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort):  # click converts Ctrl-C into its own exception, `Abort`
         click.echo("interrupted", err=True)
         return TERMINATED if signal.SIGTERM in _received_signals else INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
@@ -266,8 +283,8 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         remedy = "Check that the file exists and that you may read and write it."
         if error.errno in _DISK_ERRORS:
             remedy = "Free some space or write elsewhere, then run the command again; --resume continues a run."
-            _discard_output(sys.stdout)
-        elif error.filename is None:
+            _discard_output(sys.stdout)  # stdout may be on the full disk, and its flush at exit would fail again
+        elif error.filename is None:  # not about a file, so the cause may be a fault of the program
             raise
         problem = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         return _report_error(f"{problem}\n  {remedy}")
@@ -278,12 +295,14 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
 
 
 def _report_error(message: str) -> int:
+    # Print an error with its remedy on stderr. Return the exit code of a user's error.
     echo_message(f"error: {message}", err=True)
     return USER_ERROR
 
 
 def _discard_output(stream: TextIO) -> None:
     # Redirect all further output of a stream to the null device.
+    # Python flushes stdout at exit; without this, the flush would fail and print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -69,6 +69,7 @@ def specs_command(
         _print_trials(check, sources)
         return
     if runs:
+        # `deactivate`: specifications whose fields a record lacks are left out instead of refused.
         own_rules = rules.load_rules(library, rule_files, {"missing": "deactivate"})
         ruleset = add_host_registries(own_rules, runs, as_judged=rules.is_as_judged(rule_files))
         scores = judge(list(runs), ruleset).scores
@@ -81,13 +82,14 @@ def specs_command(
     if explain is not None and form == "paper":
         raise errors.SpecError("--explain cannot be combined with --format paper", remedy="Leave out --format paper.")
     if explain is not None:
+        # Reason code -> tasks to which the specification does not apply, as `SUITE TASK`.
         exempt = tasks.exempt_tasks(tasks_loader.load_registry(read_installed_registries()), chosen, explain)
         if form != "text":
             options.print_json({**explain_spec(chosen, explain), "does_not_apply": exempt})
         else:
             _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _summarize_exempt(exempt)})
     elif form in ("json", "paper"):
-        options.print_json(_ROWS[form](chosen))
+        options.print_json(_ROWS[form](chosen))  # `_ROWS` has the functions that make the rows
     else:
         rows = spec_rows(chosen)
         scored = sum(row["tier"] == "safe" for row in rows)
@@ -100,6 +102,7 @@ def specs_command(
 def _print_calibrations(
     calibrations: Sequence[calibration.Calibration], runs: Sequence[Path], out: Path | None, form: str
 ) -> None:
+    # Print the derived limits and, if `out` is given, write them to this file for the option --rules.
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
@@ -111,7 +114,8 @@ def _print_calibrations(
 
 
 def _describe_calibration(result: calibration.Calibration) -> list[str]:
-    # `extremes` has the largest value of the signal in each successful episode, in ascending order.
+    # Return the lines that describe the limit derived for one specification, and an empty line.
+    # `extremes` has the smallest threshold that each successful episode satisfies, in ascending order.
     spec, extremes, fmt = result.spec, result.extremes, format_significant
     texts = []
     for percent in calibration.SHOWN_PERCENT:
@@ -120,6 +124,7 @@ def _describe_calibration(result: calibration.Calibration) -> list[str]:
     if result.floor is not None:
         texts.append(f"largest value under the policy noop {fmt(result.floor)}")
     interval_text = " to ".join(fmt(end) if math.isfinite(end) else "unknown" for end in result.interval)
+    # `obstacle` is the reason why the limit must not be used; None if it can be used.
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {count_noun(len(extremes), 'success', 'es')} of {result.policy} on {count_noun(result.tasks, 'task')}; "
@@ -168,6 +173,7 @@ def tasks_command(
         options.print_json(rows)
         return
     if suite is None:
+        # The suggested command must repeat the option --rules of this command.
         files = [word for path in rule_files for word in ("--rules", path)]
         _print_suites(rows, f" {quote_paths(*files)}" if files else "")
         return
@@ -177,6 +183,7 @@ def tasks_command(
         count_text = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     echo(f"{count_noun(len(rows), 'task')}; {count_text} of the scored specifications apply to each task.")
     for row in rows:
+        # A task has one template, or several components with a template each.
         kind = row.get("template") or " + ".join(row["components"])
         echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
         echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
@@ -185,6 +192,7 @@ def tasks_command(
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
+    # Print a table of suites with the mean number of specifications that apply to a task.
     # `suffix` is appended to the suggested command; it contains the options that the command needs.
     counts_by_suite: dict[str, list[int]] = {}  # numbers of active specifications, one for each task
     for row in rows:
@@ -201,11 +209,13 @@ def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     # Print the check of each specification in a file, the bodies in the sources that the formulas name, and a hint.
     default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
+    # A file with only limits extends the default library; another file is a whole library.
     chosen = loader.extend_library(default, path) if has_only_limits else loader.load_library(path)
     default_ids = {spec.spec_id for spec in default}
     own_specs = [spec for spec in chosen if spec.spec_id not in default_ids]
     registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own_specs:
+        # `trial` has a simple trace that satisfies the formula (`kept`), and traces that violate it (`broken`).
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
         idle = trial.idle if trial.broken else ()  # the formula's comparisons that do not affect the verdict
         severe = "" if spec.severe is None else f", severe {_format_with_unit(spec, spec.severe)}"
@@ -216,18 +226,20 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *([f"  suites   {', '.join(spec.suites)}"] if spec.suites else []),
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
+            # `_describe_trace` returns a warning for None, that is, if no trace gives this verdict.
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
             *(f"  idle     no effect on the verdicts on simple traces; check this comparison: {text}" for text in idle),
             *(f"  exempt   {line}" for line in _summarize_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
     places = list_places(spec.formula for spec in own_specs)  # body names that appear in the formulas
-    unmatched = set()
+    unmatched = set()  # body names of the formulas that match no body in the sources
     if sources:
         bodies = collect_bodies(episode_index.Scan(sources))
         for line in describe_places(places, bodies):
             echo(f"  bodies   {line}")
         unmatched = {place for place in places if any(describe_unmatched([place], bodies))}
+    # A specification that mentions an unmatched body name cannot be judged in these sources.
     unusable = [spec.spec_id for spec in own_specs if unmatched & {*list_places([spec.formula])}]
     if unusable:
         problem = f"No body in the sources matches {', '.join(sorted(unmatched))}."
@@ -241,6 +253,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
 
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
+    # Return a simple trace of `loader.try_spec` and its robustness as text, or a warning if no trace was found (None).
     if trace is None:
         return "no simple trace gives this verdict: check the meaning of the formula"
     if not math.isfinite(trace.rho):
@@ -249,14 +262,17 @@ def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
 
 
 def _format_with_unit(spec: Spec, value: float) -> str:
+    # Return the value with the unit of the specification's signal. The unit "1" (no dimension) is left out.
     return f"{format_compact(value)} {spec.unit}".removesuffix(" 1")
 
 
 def _summarize_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
+    # Return a line per reason. `exempt` maps reason codes to the tasks, as `SUITE TASK`, that are exempt.
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
         counts = f"{count_noun(len(names), 'task')} of {count_noun(suites, 'suite')}"
+        # The reason is described for all suites ("").
         words = reasons.describe_reason(reason, tasks_loader.load_registry(), "")
         lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines
@@ -268,19 +284,21 @@ def _print_explanation(explanation: Mapping[str, object]) -> None:
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
         label = name
-        for entry in values or [None]:
+        for entry in values or [None]:  # an empty list is printed as `none`, like a missing value
             echo(f"{label:<{width}}  {'none' if entry is None else _format_value(entry)}")
             label = ""
 
 
 def _propose_tags(paths: Sequence[Path]) -> None:
+    # Print proposed tags for the tasks in LIBERO's task files (.bddl) as TOML; print the counts on stderr.
     from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
+    # `capabilities` names the set of signals that the host can measure.
     text = proposal.format_toml(proposals, tasks_loader.load_registry(), host="libero", capabilities="libero")
     click.echo(text, nl=False)
-    question_count = sum(len(proposed.audit) for proposed in proposals)
+    question_count = sum(len(proposed.audit) for proposed in proposals)  # assumptions that the user must confirm
     counts = f"{count_noun(len(proposals), 'task')}, {count_noun(question_count, 'question')}"
     click.echo(f"{counts}. Next: answer the questions in the file, then pass the file to --rules.", err=True)
 
@@ -310,6 +328,7 @@ def protocols_command(
     if not names:
         _list_names(form)
         return
+    # Every other name must be that of a protocol; `load_protocol` refuses unknown names.
     are_dialects = [name in dialects.dialect_names() for name in names]
     if any(are_dialects) and not all(are_dialects):
         raise click.UsageError("Compare two dialects or two protocols.")
@@ -329,12 +348,15 @@ def protocols_command(
 
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    # Return a row per field of a protocol: `field`, `about`, and lists with an item per name, `values` and `sources`.
     rows = protocols.protocol_rows(*map(protocols.load_protocol, names))
     return [{**asdict(row), "about": protocols.describe_field(row.field)} for row in rows]
 
 
 def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    # Return the same rows as `_protocol_rows`, for dialects. They have neither descriptions nor sources.
     columns = [dict(_flatten_dialect(name)) for name in names]
+    # All fields of any dialect, in order. A dialect that lacks a field has the value None.
     fields = dict.fromkeys(field for values in columns for field in values)
     return [
         {"field": field, "about": "", "values": [values.get(field) for values in columns], "sources": [""] * len(names)}
@@ -343,18 +365,21 @@ def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
+    # Yield (field, value) of a dialect. A field that is a mapping becomes a field `KEY INNER_KEY` for each of its keys.
     file = dialects.load_dialect_file(name)
     yield from {"asked_over": file.transport, "hosts": _format_hosts(file)}.items()
     for key, value in dialects.dialect_values(dialects.load_dialect(name)).items():
         if isinstance(value, Mapping):
             yield from ((f"{key} {inner_key}", inner_value) for inner_key, inner_value in value.items())
-        elif key != "name":
+        elif key != "name":  # the caller prints the name
             yield key, value
 
 
 def _show_entries(names: tuple[str, ...], form: str) -> None:
+    # List the paper's entries (a policy on its suites), or print the entry that is named.
     if len(names) > 1:
         raise click.UsageError("Name one entry to show it, or none to list all.")
+    # Without a name, `shown` has all entries.
     shown = tuple(map(entries.find_entry, names)) or entries.paper_entries()
     if form == "json":
         options.print_json(shown[0] if names else shown)
@@ -371,6 +396,7 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
+    # Print the fields of an entry, with a line per item of a list or mapping, and the results that the paper prints.
     published = {
         benchmark: f"SR {row.sr} %, Safety {row.safety} %, SBU {row.sbu} %{count}"
         for row, benchmark, count in _list_published(entry)
@@ -391,13 +417,14 @@ def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell |
         for cell in load_published(PAPER).cells:
             if cell.policy == entry.policy and cell.benchmark in entry.suites:
                 yield cell, cell.benchmark, f", n = {cell.n}"
-    if entry.listed == "board":
+    if entry.listed == "board":  # the authors' leaderboard, which has means over suites
         for mean in load_published(LEADERBOARD).means:
             if mean.policy == entry.policy and {*mean.benchmarks} <= {*entry.suites}:
                 yield mean, ", ".join(mean.benchmarks), ""
 
 
 def _list_names(form: str) -> None:
+    # Print all protocols and dialects, with brief descriptions.
     every_protocol = [(name, protocols.load_protocol(name).about) for name in protocols.protocol_names()]
     files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}
     if form == "json":
@@ -415,10 +442,12 @@ def _list_names(form: str) -> None:
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:
+    # Return the hosts of a dialect. A host has the remark `(ours)` if only we, not the server's authors, use it there.
     return ", ".join(host if origin == "upstream" else f"{host} ({origin})" for host, origin in file.hosts.items())
 
 
 def _format_value(value: object) -> str:
+    # Return a value of a protocol, dialect or entry as text.
     if value is None:
         return "—"
     if isinstance(value, bool):

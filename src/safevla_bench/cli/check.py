@@ -56,15 +56,17 @@ def verify_command(
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click needs the control character)
     is_as_judged = rules.is_as_judged(rule_files)
+    # None = the default rules. If other rules judged the run, `verify_run` then cannot check its scores.
     ruleset = None
     if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
         own_rules = rules.load_rules(library or "default", rule_files, {})
         ruleset = judgement.add_host_registries(own_rules, [run], as_judged=is_as_judged)
-    elif is_as_judged:
+    elif is_as_judged:  # --rules as-judged is the only option for judging
         ruleset = judgement.find_rules([run], as_judged=True)
     with progress.show_status("checking digests, episodes and scores") as update:
 
         def observe(done: int, episode_id: str) -> None:
+            # Show the replay that starts, after `done` finished replays, in the status line.
             update(f"replay {done + 1}: {episode_id}")
 
         verification = verify.verify_run(run, ruleset, replay=replay, audit=audit, observer=observe)
@@ -86,14 +88,16 @@ def verify_command(
 
 
 def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: bool, has_replays: bool) -> str:
+    # Return the next step after a verification, as a phrase or a command, for the line that begins with `Next:`.
     rescore_command = judgement.format_rescore_command(run)
     verify_command = f"safevla verify {options.quote_paths(run)}"
-    if verification.can_be_rescored:
+    if verification.can_be_rescored:  # only files that judging writes differ
         return f"restore what differs, or write the scores again: {rescore_command}"
     if not verification.agrees:
         return "restore what differs from a copy of the run folder"
     if verification.is_by_other_rules and not is_as_judged:
         return f"check the scores by the rules that judged the run: {verify_command} --rules as-judged"
+    # A replay needs the name of the host, which only the folders of `safevla eval` record.
     if read_host(run)[0] and not (verification.has_open_checks or has_replays):
         command = f"{verify_command} --replay 3{request.format_host_trust(run)}"
         return f"replay episodes, since only a replay detects a changed record: {command}"
@@ -101,6 +105,7 @@ def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: b
 
 
 def _summarize_verification(verification: Verification) -> str:
+    # Return one sentence for the output. A check is open if it was needed but could not be made.
     if not verification.agrees:
         return "Some checks found differences: see the lines below that begin with `differs`."
     if verification.has_open_checks:
@@ -147,7 +152,7 @@ def doctor_command(
     else:
         options.refuse_given(["out", "quick"], "applies to this machine: leave out --server.")
         all_findings = examine_server(server, parse_arguments(arguments, (server,))[server], host)
-    findings = []
+    findings = []  # results of the checks, which run while `all_findings` is iterated
     # Successive results with the same remedy share one line for the remedy. Each result is printed at once.
     for remedy, same_remedy in groupby(all_findings, key=lambda finding: finding.remedy):
         for finding in same_remedy:
@@ -162,6 +167,7 @@ def doctor_command(
     else:
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         summary = f"No error, {tally}." if tally else "All is well."
+        # After warnings, the demo is suggested, because it needs no simulator.
         next_step = "safevla demo" if tally else "safevla eval --help"
         if counts["error"]:
             echo("", f"{tally}. Fix the errors, then check again.")
@@ -192,13 +198,15 @@ def serve_command(
     """
     require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
-    name = own_name or spec
+    name = own_name or spec  # without NAME=, the text POLICY is the name
     policy_settings = parse_arguments(arguments, (name,))[name]
+    # The function makes each copy of the policy.
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)
+    # The actual port differs from `port` if `port` is 0. An IPv6 address has two further parts.
     host, actual_port = server.socket.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
+    host = f"[{host}]" if ":" in host else host  # a URL has an IPv6 address in brackets
     echo(f"Serving {name} on ws://{host}:{actual_port} (GET /healthz returns OK). Press Ctrl-C to stop.")
     echo(f"The server runs {count_noun(copies, 'episode')} at the same time. Further connections wait (see --copies).")
     echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{actual_port}")

@@ -90,6 +90,7 @@ def compare_command(
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
         return
     options.require_sources(sources.paths)
+    # A source such as `paper:pi0.5` means printed results, unless a file has this name.
     paper_sources = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if paper_sources:
         report = _compare_with_paper(sources, paper_sources, policies)
@@ -106,10 +107,10 @@ def compare_command(
 
 @dataclass(frozen=True)
 class _Report:
-    document: object
-    answers: Sequence[str]
+    document: object  # for --format json
+    answers: Sequence[str]  # sentences with the main results
     tables: Sequence[Table]
-    hint: str = ""
+    hint: str = ""  # what the option --full adds, as text; "" if this option is not offered
 
     def print(self, form: TableFormat) -> None:
         """Print the tables and the answers. Answers are lines, LaTeX comments or the HTML title; CSV has no answers."""
@@ -137,11 +138,13 @@ def _compare_sources(
     *,
     full: bool,
 ) -> _Report:
+    # Compare all pairs of the policies in the sources. `pairing` has the keyword arguments of `compare_policies`.
     results = _load_results(sources, policies)
     if len(results) > _MOST_POLICIES:
         remedy = f"Name at most {_MOST_POLICIES} policies, each by --policy NAME."
         raise RunError(f"{len(results)} policies are too many to compare all pairs", remedy=remedy)
     comparison = compare_policies(results, settings, **pairing)
+    # `trends` is [] unless all policies are checkpoints of one training run.
     trends = series.measure_order(results) if comparison.paired else []
     tables = comparison_tables(comparison, results, sources.paths, sources.ruleset, full=full)
     trend_fields = {"trends": trends} if trends else {}
@@ -152,15 +155,18 @@ def _compare_sources(
 
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
+    # Judge the sources and return the results of each policy, or only of the named `policies`.
+    # With `join`, sources of one policy that have no suite in common become one result.
     skip = sources.skip_invalid
     with show_status("judging"):
         return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skip, join=join)
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
+    # Compare each suite with its changed versions. `confidence` is a share, such as 0.95.
     reason = "cannot be combined with --changes, which compares SR and Safety in pairs."
     options.refuse_given(["across", "unpaired", "allow_crashed", "full"], reason)
-    results = _load_results(sources, policies, join=False)
+    results = _load_results(sources, policies, join=False)  # `compare_changes` needs each source separately
     changes = perturbation.compare_changes(results, confidence)
     notes = list(dict.fromkeys(comparison_warnings(results, 0, paired=True)))
     simulator_note = describe_simulators(dict(_list_simulators(results)))
@@ -175,6 +181,7 @@ _EPISODE_OPTIONS = ("across", "unpaired", "allow_crashed", "confidence")
 
 
 def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], policies: Sequence[str]) -> _Report:
+    # Compare a policy of the user's runs with printed results. `papers` are the sources of the form `paper:NAME`.
     own_paths = tuple(path for path in sources.paths if path not in papers)
     options.refuse_given(_EPISODE_OPTIONS, f"needs records of episodes, but there are none in {papers[0]}.")
     options.refuse_given(["full"], f"is not needed: the output always contains all results of {papers[0]}.")
@@ -189,19 +196,23 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
+    # Print the number of episodes that a comparison needs. `rates` has the shares `difference` and `confidence`;
+    # `assumed` has the texts NAME=VALUE of --assume.
     request = options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
     plan = sample_size.plan_sample_size(request)
     if form == "json":
         options.print_json(plan)
     else:
         echo(*plan.to_text().split("\n"))
-    if rates["difference"] < 0.01:
+    if rates["difference"] < 0.01:  # the user probably wrote a share instead of percentage points
         points = 100 * rates["difference"]
         share = f"to plan for this share, write --plan {100 * points:g}."
         echo(f"note: --plan takes percentage points, but its value is less than one: {points:g}; {share}", err=True)
 
 
 def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
+    # Return facts for the JSON document: `simulators` has policy -> suite -> package -> versions;
+    # `judged_by` names the rules; a third key has the comparison of registered runs with their registrations, if any.
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
     simulators: dict[str | None, dict[str, object]] = {}
@@ -211,6 +222,8 @@ def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSour
 
 
 def _list_simulators(results: Sequence[PolicyResults]) -> Iterator[tuple[Cell, dict[str, tuple[str, ...]]]]:
+    # Yield each cell (policy, suite) with the versions of its simulators' packages.
+    # The entry `results-version` is omitted, because it is a version of this project.
     for cell, versions in simulator_cells(results).items():
         yield cell, {package: numbers for package, numbers in versions.items() if package != "results-version"}
 
@@ -247,10 +260,11 @@ def sensitivity_command(
       safevla sensitivity runs/mine --readings
       safevla sensitivity runs/mine --physics --episodes 50 --workers 4
     """  # noqa: D301  (click needs the control character)
-    if [readings, bool(sweeps), physics].count(True) > 1:
+    if [readings, bool(sweeps), physics].count(True) > 1:  # more than one analysis is requested
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
     if not physics:
         options.refuse_given(["episodes", "workers"], "is only for replays: pass --physics.")
+    # Errors in --sweep are found before the episodes are judged.
     requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     judged = sources.judge()
     if physics:
@@ -275,6 +289,8 @@ def sensitivity_command(
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
+    # Replay the episodes in unchanged and in varied physics. Report which verdicts are firm, that is, do not change.
+    # `episodes` is the number of episodes (None = all).
     from safevla_bench.jobs.physics import vary_physics
     from safevla_bench.publishing.tracking import OutcomeScorer
 
@@ -285,6 +301,7 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
+    # Report how the results differ between interpretations (readings) of the paper's text.
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.ruleset, rescore, has_net_forces=has_net_forces)
     make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
@@ -292,6 +309,7 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
+    # Judge the episodes at each value of the swept thresholds. Each request is one threshold and its values.
     current_curves = curves.cell_curves(judged.scores, [judged.scores])  # one point per curve: the current thresholds
     document: list[object] = []
     answers: list[str] = []
@@ -300,8 +318,10 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
     for request in requests:
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
         unchanged = curves.ThresholdVariant("as in the library", {})
+        # The ranking counts only suites to which a swept specification applies.
         limited = judged.select_cells(suites=curves.swept_suites(judged.scores, judged.library, request))
         ranking = _rank_policies(limited, [unchanged, *curves.sweep_variants(judged.library, request)])
+        # The result in the form of a list of variants, with the current thresholds as the first variant.
         ablation = sensitivity.name_variants(result, current_curves)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
@@ -316,6 +336,7 @@ _VARIANTS_HINT = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
+    # Return how the ranking by Safety differs between the variants of the thresholds; None if there is no ranking.
     return decisions.rank_under_variants(
         judged.scores,
         judged.headers,
@@ -328,13 +349,14 @@ def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) 
 
 
 def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
+    # Report the scores under the nine variants of the thresholds in the paper's Table 9.
     roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = sensitivity.host_means(ablated, judged.ruleset.registry, roster)
     ranking = _rank_policies(judged, ablated.variants)
     document = {
         **msgspec.to_builtins(ablated),
-        "means": msgspec.to_builtins(means, enc_hook=float),
+        "means": msgspec.to_builtins(means, enc_hook=float),  # the means are `Fraction`s
         "ranking": msgspec.to_builtins(ranking),
     }
     tables = [sensitivity.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]

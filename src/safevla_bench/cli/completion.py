@@ -19,8 +19,10 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     """Return a `shell_complete` callback that completes the typed text, or only the part of this text after `=`."""
+    # `list_values` returns all values. With `or_file`, a text that begins none of them is completed as a file's path.
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+        # For `NAME=VALUE`, the values are those after `=`; the completions repeat `NAME=`.
         name, equals, _ = typed.partition("=")
         is_assignment = equals and ":" not in name  # after a colon, `=` is part of the value
         prefix = f"{name}=" if is_assignment else ""
@@ -34,36 +36,43 @@ def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
 
 
 def _load(module: str) -> Any:
+    # Import a module of this package only when it is needed, because most completions need few modules.
     return import_module(f"safevla_bench.{module}")
 
 
 def _list_suites(context: click.Context) -> Iterable[str]:
+    # Return the suites of the host that --host names on the same command line, or all suites.
     host = context.params.get("host")
     benchmarks = _load("tasks.loader").load_registry().benchmarks
     return [name for name, suite in benchmarks.items() if host in (None, suite.host)]
 
 
 def _list_policies(context: click.Context) -> Iterable[str]:
+    # Return the texts with which a value of --policy can begin, such as `noop` or `replay:`.
     # All policies that are not in `variants` take an argument after a colon.
     variants = {"noop": ["noop"], "random": ["random"], "scripted": ["scripted:careful", "scripted:hasty"]}
     return [text for name in _load("policies").POLICIES.names() for text in variants.get(name, [f"{name}:"])]
 
 
 def _list_entries(context: click.Context) -> Iterable[str]:
+    # Return the names of the paper's entries, such as `pi0.5@libero`.
     return [entry.name for entry in _load("policies.servers.entries").paper_entries()]
 
 
 def _list_protocols(context: click.Context) -> Iterable[str]:
+    # Return the names of the evaluation protocols.
     return list(_load("hosts.protocols").protocol_names())
 
 
 def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
+    # `safevla protocols` takes names of protocols and dialects or, with --entries (`of_paper`), of the paper's entries.
     if context.params.get("of_paper"):
         return _list_entries(context)
     return [*_list_protocols(context), *_load("policies.servers.dialects").dialect_names()]
 
 
 def _list_specs(context: click.Context) -> Iterable[str]:
+    # Return the ids in the built-in library that --library names, else in the default library. Files are not read.
     formats, name = _load("specs.file_formats"), str(context.params.get("library"))
     library = _load("specs.loader").load_library(name if name in formats.BUILT_IN else formats.DEFAULT_LIBRARY)
     return [spec.spec_id for spec in library]
@@ -91,23 +100,29 @@ class _BashCompletion(BashComplete):
     _typed_prefix = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        line = os.environ["COMP_LINE"]
+        # Return the complete words after the command's name, and the unfinished last word ("" = none).
+        # click's method relies on bash's splitting of words at `:`, `=` and `@`; this one splits the line itself.
+        line = os.environ["COMP_LINE"]  # the command line up to the cursor, see `source_template`
         words = split_arg_string(line)[1:]
         unfinished = words.pop() if words and not line[-1:].isspace() else ""
+        # In `--option=VALUE`, only VALUE is completed.
         value = unfinished.partition("=")[2] if unfinished.startswith("--") else unfinished
-        # bash already has the text up to the last separator, so completions omit this text
+        # bash already has the text up to the last separator, so completions omit this text.
+        # `rfind` returns -1 for a missing separator; if all are missing, nothing is omitted.
         self._typed_prefix = value[: max(map(value.rfind, ":=@")) + 1]
         return words, unfinished
 
     def format_completion(self, item: CompletionItem) -> str:
+        # Return a line for the completion script, as TYPE,VALUE. The type is, for example, `plain` or `file`.
         return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
 
 
 def answer(command: click.Group) -> int:
     """Print a shell's completion script, or the completions of an unfinished command. On an error, print nothing."""
     add_completion_class(_BashCompletion)
-    with suppress(Exception):
+    with suppress(Exception):  # a traceback would disturb the user's command line
         try:
+            # click sees the environment variable `VARIABLE`, prints the answer and exits.
             command.main(args=[], prog_name="safevla", standalone_mode=False)
         except SystemExit as error:
             return int(error.code or 0)

@@ -31,6 +31,7 @@ from safevla_bench.text import count_noun
 def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
     # Declare an option whose value is a list of names, separated by commas; default: all `choices`.
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+        # Return the names in the option's text, without duplicates. A name that is not in `choices` is an error.
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         for name in names:
             if name not in choices:
@@ -38,6 +39,7 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
                 raise click.BadParameter(problem, context, parameter)
         return names
 
+    # `settings` may override the default.
     return option(help, "NAMES", callback=split_names, **{"default": ",".join(choices), **settings})
 
 
@@ -91,18 +93,21 @@ def figures_command(
     if style.across and "series" not in which:
         raise click.UsageError("--style across= only affects the figure `series`: also pass --which series.")
     folder = options.choose_output(out, sources.paths, "figures")
+    # Errors in --sweep are found before the episodes are judged. Each request is one threshold and its values.
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
-    compared = None
+    compared = None  # the metrics along the series of policies; None = the figure `series` is not requested
     if "series" in which:
         runs, intervals = split_judged(judged), judged.scores.intervals
         compared = compare_series(runs, intervals=intervals, protocols=judged.protocols)
     make_folder(folder)
-    count = (len(which) + len(requests)) * len(forms)
+    count = (len(which) + len(requests)) * len(forms)  # each figure is written once in each form
     echo(f"{count_noun(count, 'file')} in {folder}, each figure as {', '.join(forms)}.")
+    # The remarks say whether applicability= differs from the paper's setting.
     page = sheet.Page(style.width, titled=style.title == "yes", remarks=catalog.describe_reading(judged.ruleset))
 
     def write_figure(name: str, draw: Callable[[], Figure], shows: str) -> None:
+        # Write the figure in all forms, and print its path without a suffix and what it shows.
         figure = drawing.draw_figure(draw, page)
         for form in forms:
             write_atomically(folder / f"{name}.{form}", drawing.render_figure(figure, form))
@@ -129,6 +134,7 @@ def figures_command(
 
 
 def _require_distinct_names(sources: Sequence[Path]) -> None:
+    # In a series, each policy is a point, so two runs must not have the same given name (NAME=SOURCE).
     names = [source.policy for source in sources if isinstance(source, NamedSource)]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:

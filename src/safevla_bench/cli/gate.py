@@ -46,6 +46,7 @@ _LIMIT_OPTIONS = {
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
+    # Return a gate for each option that is given. `values` maps the options' names to limits (None = not given).
     # An option's name, such as `min_sr`, consists of the bound and the key of the metric.
     requested_gates = []
     for name, limit in values.items():
@@ -95,6 +96,7 @@ def gate_command(
     """  # noqa: D301  (click needs the control character)
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
     if baseline is None:
+        # `how` has the options that decide a gate, such as `confidence`; see `_DECISION_OPTIONS`.
         gate_report = gates.check_gates(
             judged.scores,
             requested_gates,
@@ -105,13 +107,16 @@ def gate_command(
         )
     else:
         baseline_judged = judge([baseline], sources.ruleset, skip_invalid=sources.skip_invalid)
+        # With a baseline, each limit applies to the difference from the baseline.
         relative_gates = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
         gate_report = _gate_against(judged, baseline_judged, relative_gates, **how)
+    # `makers` has a sentence for each run folder that other rules judged before; `provenance` names the rules used now.
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     is_sarif = junit is not None and junit.suffix.lower() == SARIF
     if junit is not None:
         origin_text = " ".join([*remarks, provenance.to_sentence()])
         if is_sarif:
+            # Each judged file, as a relative URL, with its pairs (policy, suite).
             files = list(zip(map(_relative_url, sources.paths), judged.cells_by_source(), strict=True))
             report_text = gating.format_sarif(gate_report, origin_text, files=files)
         else:
@@ -120,7 +125,7 @@ def gate_command(
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
-        changes = judged.ruleset.describe_changes()
+        changes = judged.ruleset.describe_changes()  # options that change limits; "" if there are none
         if changes:
             echo(f"Judged with {changes}")
             for line in judged.describe_changed_specs():
@@ -137,7 +142,7 @@ def gate_command(
 
 def _relative_url(source: Path) -> str:
     # Services that read SARIF only accept results that name a file, by a path relative to the working folder.
-    # For a folder, return the path of the first known file in it.
+    # Return this path as a URL. For a folder, this is the path of the first known file in it.
     files = [source / name for name in (RUN, SCORES, MAPPING) if (source / name).is_file()]
     return quote(os.path.relpath(files[0] if files else source))
 
@@ -145,20 +150,24 @@ def _relative_url(source: Path) -> str:
 def _gate_against(
     judged: Judged, baseline: Judged, limits: Sequence[gates.Gate], *, allow_unjudged: bool, **how: Any
 ) -> gates.GateReport:
+    # Check the limits on differences from a baseline run. `how` has the remaining arguments of `check_against`.
     from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
         remedy = "Pass --allow-crashed instead, which leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
+    # Each run is split into the results of its policies.
     results, baselines = (split_judged(side, protocol=_find_protocol(side)) for side in (judged, baseline))
     return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
 
 
 def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
+    # Raise `RunError` if known protocols differ.
     # Return the protocol that all sources share; None if the protocol of some source is unknown.
     from safevla_bench.compare.pairs import differing_rules
 
     protocols = judged.protocols  # the known protocols of the sources
+    # The names of the rules in which any other protocol differs from the first.
     differing = {rule for protocol in protocols for rule in differing_rules(protocols[0], protocol)}
     if differing:
         problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(differing))}"
@@ -167,6 +176,8 @@ def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:
+    # Return the JSON document: the verdicts, and facts on rules and records. The last two keys are omitted if empty.
+    # `checks` compares registered runs with their registered plans; `makers` is about runs that other rules judged.
     checks = judged.check_registrations()
     return {
         **msgspec.to_builtins(gate_report),
@@ -206,6 +217,7 @@ def select_command(
     from safevla_bench.compare.decisions import select_policy
     from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table
 
+    # Errors in --subject-to are found before the episodes are judged.
     conditions = [gates.parse_gate(text, "--subject-to") for text in texts]
     judged = sources.judge()
     results, protocols = split_judged(judged), judged.protocols
@@ -220,6 +232,6 @@ def select_command(
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
         echo(f"{describe_next(selection)}Next: compare each pair of policies: {sources.format_command('compare')}")
-    if selection.chosen is None:
+    if selection.chosen is None:  # no candidate's estimates satisfy the conditions
         context.exit(GATE_FAILED)
     context.exit(OK if selection.is_established else UNDECIDED)

@@ -73,39 +73,45 @@ def episodes_command(
     An episode's number, which `safevla show` accepts, does not depend on filters and sorting.
     """
     judged = sources.judge()
+    # --spec names an axis (a group of specifications) or one specification.
     axis = spec if spec in AXES else None
     spec_id = None if spec is None or axis else judged.library.canonical_id(spec)
+    # A verdict is firm if replays under varied physics give the same verdict.
     rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
+    # The bodies are also needed to filter or to sort by their kind.
     if bodies or body_kind is not None or order == "kind":
         violations = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = episode_list.add_violating_bodies(rows, violations, spec_id)
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
+        # `sentences` maps numbers of episodes to explanations. Episodes without a known cause have none.
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    if suite:
+    if suite:  # the user may write the suite in another spelling
         suite = judged.ruleset.registry.find_suite(suite)
     filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
     # `unsafe` is None without --unsafe and --safe. All episodes are then listed.
     shown = episode_list.filter_episodes(
         rows, violated=unsafe is True, safe=unsafe is False, success=success, **filters
     )
-    default_order: episode_list.Order | None = "vsi" if unsafe else None
+    default_order: episode_list.Order | None = "vsi" if unsafe else None  # None = in the order of the sources
     shown = episode_list.sort_episodes(shown, order or default_order)[:limit]
     if form == "json":
         options.print_json([row.to_document() for row in shown])
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
+        # `absent` has the planned episodes without a record, such as crashed ones.
         total, max_rows = len(judged.scores) + len(judged.scores.absent), limit or _MAX_LISTED
         table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=max_rows)
         click.echo(render_text(table), nl=False)
-        for sentence in catalog.describe_reading(judged.ruleset):
+        for sentence in catalog.describe_reading(judged.ruleset):  # if applicability= differs from the paper's
             echo(sentence)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
             advice = f"List all episodes by --limit {len(shown)}, or only unsafe ones by --unsafe."
             echo(f"This list contains only the first {len(table.rows)} episodes. {advice}")
         if shown:
+            # `position` names an episode by its number, such as `:2`.
             worst = episode_list.sort_episodes(shown[:max_rows], "vsi")[0].position
             echo(f"Next: {sources.format_command('show', worst)}")
 
@@ -116,6 +122,7 @@ _MAX_LISTED = 20
 
 def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
     # Without --formula, the last positional argument is the episode's name. Return the words without this name.
+    # --formula is read before (`is_eager`). The name is stored as the value of the parameter `episode`.
     if context.params["formula"] is not None:
         context.params["episode"] = ""
         return words
@@ -164,7 +171,7 @@ def show_command(
         return
     judged = sources.judge()
     row = episode_list.find_episode(_episode_rows(judged), episode)
-    index = row.number - 1
+    index = row.number - 1  # numbers count from 1; the episodes without a record come last
     if index >= len(judged.records):  # the episode has no record
         if form == "json":
             options.print_json(row.to_document())
@@ -177,18 +184,20 @@ def show_command(
         echo(f"Report: {page}")
     else:
         record = judged.records.read_episode(index)
+        # `record` has only this episode, so its place in `record` is 0.
         explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
         if form == "json":
             options.print_json(explaining.to_document(explanation))
             return
         click.echo(terminal.format_explanation(explanation, plot_all=every))
-        for sentence in catalog.describe_reading(judged.ruleset):
+        for sentence in catalog.describe_reading(judged.ruleset):  # if applicability= differs from the paper's
             echo(sentence)
         command = sources.format_command("show", row.position, "--html", "page.html")
         echo(f"Next: draw the episode on a page: {command}")
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
+    # Replay an episode without the cause that `text` names, and print the effect on its violation.
     from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
@@ -201,6 +210,7 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 
 
 def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
+    # Print the value of the formula on every episode. The episodes are not judged, so options for judging are refused.
     reason = "is for judged episodes, and --formula judges nothing."
     options.refuse_given(("every", "page", "without"), reason)
     judge_options = rules.given_judge_options()
@@ -208,7 +218,7 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
         raise click.UsageError(f"--{judge_options[0]} {reason}")
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
-    answers = query.answer_chunks(parsed, scan)
+    answers = query.answer_chunks(parsed, scan)  # reads all episodes of `scan`, which completes its index
     records = scan.index()
     records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))
@@ -218,11 +228,12 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         echo(f"{phrase[0].upper()}{phrase[1:]}.")
+    # A formula may be undefined because it names bodies that no episode has.
     if any(answer.verdict == "undefined" for answer in answers):
         for line in describe_unmatched(list_places([parsed]), collect_bodies(records.read_chunks())):
             echo(line)
     next_step = f"explain the first episode: {sources.format_command('show', ':1')}"
-    try:
+    try:  # an explanation needs rules for all tasks
         tasks = dict.fromkeys((header.benchmark, header.task_id) for header in records.headers)
         sources.ruleset.registry.require_entries(tasks)
     except UnknownTaskError:
@@ -232,6 +243,7 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
+    # Return a row for each episode. With `spec_id`, the rows show only this specification, else the worst one.
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id, judged.records.stamps_s)
 
 
@@ -256,6 +268,7 @@ def open_command(
 
 
 def _open_browser(page: Path) -> None:
+    # Open the page in the browser. If this is impossible, print the command that serves the page to another machine.
     import webbrowser
 
     with suppress(webbrowser.Error, OSError):
@@ -276,6 +289,7 @@ _PIXELS = options.WholeNumber(16, 9999)
 @options.command("frames", starts_host=True)
 def frames_command(
     sources: rules.JudgedSources = rules.judged_sources(
+        # The callback makes a tuple of the single argument, as `JudgedSources` needs.
         options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
     ),
     names: tuple[str, ...] = repeatable(
@@ -295,7 +309,7 @@ def frames_command(
     from safevla_bench.pictures.drawing import can_film
     from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames, require_pictures
 
-    (run,) = sources.paths
+    (run,) = sources.paths  # the command takes one run folder
     host = _make_host(run)
     require_pictures(host)
     if video and not can_film():
@@ -305,10 +319,12 @@ def frames_command(
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode of this run has a record", remedy=remedy, place=Place(file=str(run)))
     named = dict.fromkeys(episode_list.find_recorded(judged, name) for name in names)  # without duplicates
+    # Indices of the episodes to render.
     chosen = list(named) or explaining.select_worst(judged.scores, worst)
     records = judged.records.read_sparsely(chosen)
     material = RecordedRun(run, host, records, judged.scores, judged.ruleset)
     width, height = size
+    # `size` is (height, width), as the shape of an image array.
     style = FrameStyle(size=(height, width), video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
         frame_rows = render_frames(material, chosen, style, observer, report_skipped)
@@ -322,6 +338,7 @@ def frames_command(
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
         echo(f"To add the 3-D replays to the report, write the report again: {run / REPORT}")
+    # Without options for judging, the report is written by the rules that judged the run before.
     command = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
     echo(f"Next: {command}")
 
@@ -332,6 +349,7 @@ def report_skipped(reason: SafevlaError) -> None:
 
 
 def _make_host(run: Path) -> Host:
+    # Return the host that recorded the run, so that its episodes can be set up and rendered again.
     require_run(run)
     host, arguments = read_host(run)
     if host is None:

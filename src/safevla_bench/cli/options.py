@@ -44,6 +44,7 @@ class Option(click.Option):
     """An option that is listed in a section of the help."""
 
     def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
+        # `section` is the heading under which --help-all lists the option.
         super().__init__(names, **settings)
         self.section = section
 
@@ -61,7 +62,7 @@ class Command(click.Command):
         """
         super().__init__(*args, **settings)
         self.params += declare_options({"trusted": TRUST} if starts_host else {})
-        self.common = frozenset(common.split())
+        self.common = frozenset(common.split())  # empty = --help lists all general options
         self.params.append(click.Option(["--help-all"], is_flag=True, is_eager=True, hidden=True, expose_value=False,
                                         callback=_show_all_options))  # fmt: skip
 
@@ -69,18 +70,19 @@ class Command(click.Command):
         """Return heading -> (names, help) of each option; with `common`, only of the options that --help shows."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)  # None for a hidden option
+            record = param.get_help_record(ctx)  # (names, help); None for a hidden option
             if record is None or not isinstance(param, click.Option):
                 continue
             section = str(getattr(param, "section", GENERAL))  # click's own option --help has no section
             is_listed = bool(self.common.intersection(param.opts)) if self.common else section == GENERAL
             if not common:
                 sections.setdefault(section, []).append(record)
-            elif is_listed or "--help" in param.opts:
+            elif is_listed or "--help" in param.opts:  # the short help has only the section of general options
                 sections[GENERAL].append(record)
         return sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # Write the options into the help, and say how many options the short help leaves out.
         everything = self.option_sections(ctx)
         shown = everything if ctx.meta.get(ALL_OPTIONS) else self.option_sections(ctx, common=True)
         for heading, records in shown.items():
@@ -95,7 +97,8 @@ class Command(click.Command):
 
 
 def _show_all_options(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
-    if is_asked and not ctx.resilient_parsing:
+    # Callback of --help-all: print the help with all options, and end the command.
+    if is_asked and not ctx.resilient_parsing:  # not during shell completion
         ctx.meta[ALL_OPTIONS] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
@@ -112,6 +115,7 @@ def option(
     settings.setdefault("show_default", bool(settings.get("default")))
 
     def declare(name: str) -> click.Parameter:
+        # Return the option for the parameter `name`, which is known only when the command is made.
         names = [spelling or f"--{name.replace('_', '-')}", name]
         return Option(names, section=section, help=help, metavar=metavar, **settings)
 
@@ -120,11 +124,13 @@ def option(
 
 def flag(help: str, **settings: Any) -> Any:
     """Declare an option without a value."""
+    # The parameter's value is true if the option is given, else false.
     return option(help, is_flag=True, **settings)
 
 
 def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
     """Declare an option that can be given several times. The option's help says that it can be repeated."""
+    # The parameter's value is a tuple with the values in the given order; () if the option is not given.
     return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
@@ -135,6 +141,7 @@ def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Par
 
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare a positional argument, as the default of a parameter."""
+    # Like `option`, return a function of the parameter's name, which is known only when the command is made.
     return lambda name: click.Argument([name], metavar=metavar, **settings)
 
 
@@ -147,6 +154,7 @@ def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
     """Declare several options as one parameter. The parameter's value is the result of `parse`, by default a dict."""
+    # `parse` receives click's context and the values of the options by name.
     return _Group(options, parse)
 
 
@@ -158,14 +166,17 @@ class _Group:
     parse: Callable[[click.Context, dict[str, Any]], Any]
 
     def read(self, context: click.Context, values: Mapping[str, Any]) -> Any:
-        # Options that are not exposed, such as --config, have no value.
+        # Return the value of the parameter. Options that are not exposed, such as --config, have no value.
         return self.parse(context, {name: values[name] for name in self.options if name in values})
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Command]:
     """Return a decorator that turns a function into a command. A parameter `context` receives click's context."""
+    # `settings` are further arguments of `Command`, such as `common`.
 
     def decorate(function: Callable[..., None]) -> Command:
+        # The defaults of the function's parameters are declarations: by `option` or `argument`, or by `group`.
+        # A parameter without a default, such as `context`, is no option.
         parameters = signature(function).parameters
         groups: dict[str, _Group] = {}
         declared: dict[str, Any] = {}
@@ -177,8 +188,9 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
                 declared[parameter_name] = parameter.default
 
         def run(**values: Any) -> None:
+            # click calls this with the values of all options. Compute the values of groups, and call the function.
             context = click.get_current_context()
-            # trust in a run folder includes the folder's run.json
+            # Trust in a run folder (--trust FOLDER) includes the folder's run.json.
             trusted = [place for file in values.get("trusted", ()) for place in (file, file / RUN)]
             with plugins.trusting(trusted, str(context.info_name)):
                 group_values = {key: group.read(context, values) for key, group in groups.items()}
@@ -217,6 +229,7 @@ class Share(Range):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
+            # `80` and `80%` are probably meant as 0.8. Other wrong values keep the error of `Range`.
             text = str(value).strip()
             percent_text = text.removesuffix("%")
             with suppress(ValueError):  # the text is not a number
@@ -233,7 +246,7 @@ class Confidence(Range):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise click's error for NaN or a number outside the range or below 1."""
         number = super().convert(value, param, ctx)
-        if number < 1:
+        if number < 1:  # such as 0.95, which is written here as 95
             percent = f"{100 * number:g}"
             self.fail(f"{value} is below 1 %, and seems to be a share: for {percent} % write {percent}", param, ctx)
         return number
@@ -258,11 +271,13 @@ FILE = PathText(path_type=Path)
 
 def is_given(context: click.Context, name: str) -> bool:
     """Return whether the option with this parameter name is given on the command line or in the --config file."""
+    # `DEFAULT_MAP` has the values of the --config file.
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def refuse_given(names: Collection[str | None], why: str) -> None:
     """Raise click's error with the reason `why` if an option with one of these parameter names is given."""
+    # `why` completes a sentence that begins with the option, such as "needs --server."
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
@@ -299,9 +314,10 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        # Return a `NamedSource`, which is a path with a policy name, for NAME=PATH, else a plain path.
         source = value if isinstance(value, Path) else NamedSource.parse(value)
         is_empty_path = not value or (str(value).endswith("=") and not source.exists())
-        if is_empty_path:  # results from a shell variable that is not set
+        if is_empty_path:  # such as `NAME=$RUN` if the shell variable is not set
             self.fail("no path is given.", param, ctx)
         return source
 
@@ -311,9 +327,11 @@ OPTIONAL_SOURCES = argument("[[NAME=]SOURCE...]", nargs=-1, type=SourceType())
 
 
 def _parse_audit(text: str | None) -> AuditPlan | None:
+    # Return the audit that K or K:SEED describes; None if no audit is requested (no text, or K = 0).
     from safevla_bench.jobs.verify import AuditPlan
 
     count, _, seed = (text or "0").partition(":")
+    # Without SEED, the choice of episodes must be unpredictable. The seed is printed, so that it can be repeated.
     seed = seed or str(secrets.randbelow(10**15))
     if not (count.isdecimal() and seed.isdecimal()):
         raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as `24` or `24:7`.")
@@ -337,7 +355,8 @@ ENGINE = option(
 
 def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
     """Return the Ray cluster that --engine names; None for `local`. Raises `RunError` for an unknown engine."""
-    kind, _, address = engine.partition(":")
+    # `shares` are further fields of `RayCluster`, such as the CPUs of each worker.
+    kind, _, address = engine.partition(":")  # "" for the address means the address in RAY_ADDRESS
     if kind != "ray" and engine != "local":
         raise errors.RunError(f"unknown engine {engine!r}", remedy="Write local, ray, ray:auto, or ray:HOST:PORT.")
     if kind != "ray":
@@ -352,17 +371,19 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
     """Return an instance of `kind`, with fields from NAME=VALUE texts and `fixed`. An invalid text is a click error."""
+    # `option` is the option's name for messages. `fixed` has the values of fields that the user cannot set.
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     given = {name: value for name, _, value in (text.partition("=") for text in texts)}
     unknown = [name for name in given if name not in names]
     if unknown:
         raise click.UsageError(f"{option} {unknown[0]!r} is not one of {', '.join(names)}.")
-    if len(given) < len(texts):
+    if len(given) < len(texts):  # a later text would silently replace an earlier one
         raise click.UsageError(f"{option} {' '.join(texts)}: give each name once.")
     try:
-        return msgspec.convert({**given, **fixed}, kind, strict=False)
+        return msgspec.convert({**given, **fixed}, kind, strict=False)  # not strict: texts become numbers
     except msgspec.ValidationError as error:
         problem, path = explain_mismatch(error)
+        # The parts of the message: the option with its texts, the invalid name (may be ""), and the problem.
         parts = (" ".join([option, *texts]), path.removeprefix("$."), problem.removesuffix(", not text"))
         raise click.UsageError(f"{': '.join(filter(None, parts))}.") from None
 
@@ -381,10 +402,11 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
         return out
     if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
         return own_path(sources[0], *names)
+    # --out is missing. An error in a source is more helpful than this fact, so the sources are checked first.
     for source in sources:
         open_source(source)
         if source.is_file() and not find_log(source):
-            archive.detect_suffix(source)
+            archive.detect_suffix(source)  # raises an error for a file that is no archive
             first = next(archive.read_episodes([source], {0}), None)
             if isinstance(first, errors.RecordError):
                 raise first
@@ -411,15 +433,17 @@ def quote_paths(*paths: object) -> str:
 
 
 def _quote_word(word: str) -> str:
-    if not re.search(r"[\udc80-\udcff]", word):
+    # Return one word, quoted for a shell.
+    if not re.search(r"[\udc80-\udcff]", word):  # Python's substitutes for bytes that are not valid UTF-8
         return shlex.quote(word)
-    # bash and zsh read $'\xNN' as a byte
+    # bash and zsh read $'\xNN' as a byte. All characters except letters, digits and `_/.=-` are written so.
     escaped = re.sub(rb"[^\w/.=-]", lambda byte: b"\\x%02x" % ord(byte[0]), os.fsencode(word))
     return f"$'{escaped.decode()}'"
 
 
 def format_trust(request: Request, file: Path) -> str:
     """Return the option `--trust FILE` that a command needs to run the request in this file; "" if none is needed."""
+    # `list_calls` has the code and the files that the request names; using these requires trust.
     return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 
@@ -430,8 +454,10 @@ def print_json(document: object) -> None:
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table of texts with headings."""
+    # `rows` has a row of texts per line; `head` has the headings of the columns.
     from safevla_bench.report.render.text import render_text
     from safevla_bench.report.tables.table import tabulate, text_column
 
     columns = [text_column(name, itemgetter(index)) for index, name in enumerate(head)]
+    # Without a title, the rendered table begins with an empty line, which is removed.
     click.echo(render_text(tabulate("", rows, *columns)).lstrip("\n"), nl=False)

@@ -29,8 +29,10 @@ _BAR_WIDTH = 12
 @contextmanager
 def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
     # Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not.
+    # `make` returns what is drawn, such as a progress bar, which is yielded.
     from rich.console import Console
 
+    # `main` has replaced stderr by a stream that escapes control sequences; drawing needs the original stream.
     unescaped_stderr = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
     with make(Console(file=unescaped_stderr)) as drawn, escape_output():
         yield drawn
@@ -40,7 +42,7 @@ def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Ite
 def show_status(text: str) -> Iterator[Callable[[str], None]]:
     """Show a status line on stderr, if stderr is a terminal, and yield a function that replaces the line's text."""
     if not sys.stderr.isatty():
-        yield lambda new_text: None
+        yield lambda new_text: None  # in a log file, a status line would be noise
         return
     with _draw_on_stderr(lambda console: console.status(text)) as status:
         yield lambda new_text: status.update(escape_controls(new_text))
@@ -49,6 +51,7 @@ def show_status(text: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     """Yield a callback (items done, current item) that moves a bar on stderr, if stderr is a terminal."""
+    # `total` is the number of items. If stderr is not a terminal, the callback does nothing.
     if not sys.stderr.isatty():
         yield lambda done, current: None
         return
@@ -88,10 +91,12 @@ class EpisodeLines:
     """Observer that prints a line per finished episode: outcome, verdict, seconds and violated specifications."""
 
     def __init__(self, scorer: OutcomeScorer) -> None:
-        self.scorer = scorer
-        self.count = self.total = 0
+        self.scorer = scorer  # judges each episode when it ends
+        self.count = self.total = 0  # finished episodes and episodes to run
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        # A run with several batches of episodes calls this before each batch, so the count starts again.
+        # An episode with recorded actions (`start.recorded`) is a replay.
         self.count, self.total = 0, len(episodes)
         noun = "replay" if any(planned.start.recorded for planned in episodes) else "episode"
         click.echo(f"{count_noun(self.total, noun)} to run", err=True)
@@ -103,14 +108,15 @@ class EpisodeLines:
         """Judge the episode and print a line on stderr: `no verdict` if the episode crashed or cannot be judged."""
         self.count += 1
         scores = self.scorer.score(outcome)
-        row = None if scores is None else scores.episode(0)
+        row = None if scores is None else scores.episode(0)  # the scores of this one episode
         wall_time = "     – s" if outcome.wall_s is None else f"{outcome.wall_s:6.1f} s"
         verdict = NO_VERDICT if row is None else verdict_word(row.safe)
         violated = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
+        # Such as `[ 3/10]`: the count is padded to the width of the total.
         position = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{position} {outcome.outcome:14} {verdict:10} {wall_time}  {outcome.planned.episode_id}{violated}"
         latency = outcome.latency
-        if latency and latency.waiting_p50_ms is not None:
+        if latency and latency.waiting_p50_ms is not None:  # known if the policy server reports its own time
             waiting = f"{latency.waiting_p50_ms:.0f} ms in queue and network"
             line += f"  ({latency.p50_ms:.0f} ms per request, including {waiting})"
         echo(line, err=True)
@@ -122,33 +128,39 @@ class RunProgressBar:
     def __init__(self, progress: Progress, scorer: OutcomeScorer) -> None:
         self.progress = progress
         self.scorer = scorer
-        self.task = progress.add_task("starting", total=None)
+        self.task = progress.add_task("starting", total=None)  # the bar's id; `started` sets the total
+        # For each metric, whether it holds in each finished episode; episodes in which it is unknown are left out.
         self.rates: dict[str, list[bool]] = {"SR": [], "Safety": [], "SBU": []}
-        self.crashed = 0
+        self.crashed = 0  # number of finished episodes without a record
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        # Start the bar again, with the number of episodes to run. The rates of earlier batches are kept.
         self.progress.reset(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        # Show the step, but only every twentieth, because drawing takes time.
         if steps % 20 == 0:
             self._update_description(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        self.crashed += 1 if outcome.batch is None else 0
+        # Add the episode to the rates, and move the bar.
+        self.crashed += 1 if outcome.batch is None else 0  # an episode that crashed, or was skipped, has no record
         scores = self.scorer.score(outcome)
         if scores is not None:
+            # An episode that was stopped early is not counted in SR, because its success is unknown (None).
             success = bool(scores.success[0]) if scores.is_counted[0] else None
             results = zip(self.rates.values(), (success, scores.verdict(0), scores.unsafe_success(0)), strict=True)
             for flags, holds in results:
                 if holds is not None:
                     flags.append(holds)
         self.progress.advance(self.task)
-        request, latency = "", outcome.latency
+        request, latency = "", outcome.latency  # `request` is the text about the policy server's latency, if any
         if latency and latency.waiting_p50_ms is not None:
             request = f" · {latency.p50_ms:.0f} ms per request, {latency.waiting_p50_ms:.0f} ms waiting"
         self._update_description(f"{outcome.planned.episode_id}{request}")
 
     def _update_description(self, current: str) -> None:
+        # Show the rates so far, the number of crashes, and the text `current` about the current episode.
         rates = [f"{name} {100 * sum(flags) / len(flags):.0f} %" for name, flags in self.rates.items() if flags]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(current)]))

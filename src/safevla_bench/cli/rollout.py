@@ -71,8 +71,9 @@ def eval_command(
     judged = _evaluate(run_command, trackers)
     if judged is not None:
         score.print_scores(judged)
-    rows = parts.episode_rows(run_command.out)
+    rows = parts.episode_rows(run_command.out)  # a row per planned episode that has been run
     _report_run(run_command, rows)
+    # `shown` is the run folder as the user typed it.
     if judged is None:
         words = options.list_given_words(context, rules.JUDGE_OPTIONS)
         echo(f"Records: {run_command.shown}", f"Next: safevla score {quote_paths(run_command.shown, *words)}")
@@ -80,6 +81,7 @@ def eval_command(
         report = run_command.shown / folder.REPORT
         next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
         echo(f"Run folder: {run_command.shown}", f"Report: {report}", next_step)
+    # A few invalid actions are failures of the policy. If all episodes have one, its use is probably wrong.
     outcomes = {row.outcome for row in rows}
     if "crashed" in outcomes:
         context.exit(CRASHED)
@@ -95,23 +97,26 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
             rollouts.roll_out(request, out, observer, execution)
             return None
         judged = results.evaluate_request(request, ruleset, out, observer, execution)
-        for tracker in tracked:
+        for tracker in tracked:  # send the summary; `_observe_run` ends the trackers in any case
+            # `summarize_scores` returns the cells (policy × suite) and the total; trackers get the cells.
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]), out / folder.REPORT)
     return judged
 
 
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
+    # Print what the scores do not show: replays, episodes that were stopped, servers, and reasons of failures.
     request = run_command.request
     if any(policy.maker.startswith("replay:") for policy in request.roster):
+        # The table compares the replays with the recordings; the replays' records have the differences.
         batch, _ = episode_index.read_sources([run_command.out])
         table = episode_tables.replay_table(batch) if batch else None
         if table:
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
         stopped_text = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
-        echo(
-            f"Stopped at the first violation: {stopped_text}. Such episodes count as unsafe; their success is unknown."
-        )
+        effect = "Such episodes count as unsafe; their success is unknown."
+        echo(f"Stopped at the first violation: {stopped_text}. {effect}")
+    # With --until, the sentence says whether the condition holds; else it is "".
     decision = stopping_rule.describe_decision(folder.read_description(run_command.out))
     if decision:
         echo(decision)
@@ -125,12 +130,14 @@ def _observe_run(
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     # Yield the observer of the run, and the list of the tracking observers that it notifies.
     request = run_command.request
+    # `config` is what trackers show as the configuration of the run.
     fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
         **{name: getattr(request, name) for name in fields},
         "policies": [redact_secrets(policy.name) for policy in request.roster],
         **submission.describe_ruleset(run_command.ruleset),
     }
+    # A resumed run has finished episodes already (`finished_count`).
     scorer, finished_count = tracking.OutcomeScorer(run_command.ruleset), 0
     if (run_command.out / folder.RUN).exists():
         finished_count, _ = parts.count_progress(run_command.out)
@@ -138,16 +145,18 @@ def _observe_run(
     try:
         with progress.show_run_progress(scorer) as bar:
             yield tracking.ObserverGroup([bar, *tracked]), tracked
-    finally:
+    finally:  # if the run ended early, there is no summary to send; a second call of `finish` has no effect
         for tracker in tracked:
             tracker.finish({})
 
 
 def _warn(text: str) -> None:
+    # Print a warning on stderr. Experiment trackers call this function if they fail, because the run goes on.
     echo_message(f"warning: {text}", "  ", err=True)
 
 
 def _print_notes(run_command: RunCommand) -> None:
+    # Print notes on stderr about the run to begin: open questions, Ray, and differences from its registered plan.
     request, ruleset = run_command.request, run_command.ruleset
     for line in [*open_questions(request), *preparation.list_start_notes(request)]:
         echo(f"note: {line}", err=True)
@@ -161,6 +170,7 @@ def _print_notes(run_command: RunCommand) -> None:
 
 
 def _write_registration(run_command: RunCommand, path: Path) -> None:
+    # Write the plan and the rules to a file, by whose digest others can later check that the run followed them.
     registration = rollouts.freeze_request(run_command.request, run_command.ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
@@ -170,6 +180,7 @@ def _write_registration(run_command: RunCommand, path: Path) -> None:
 
 
 def _print_plan(run_command: RunCommand) -> None:
+    # Print the episodes of the planned run, an estimate of time and disk, and code that the run would use.
     request = run_command.request
     estimate = preparation.estimate_run(request, run_command.execution.workers)
     click.echo(render_text(estimate_table(estimate)), nl=False)
@@ -184,12 +195,13 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
+        # An error may say itself how to continue, or may be about the run folder, which then cannot be continued.
         has_advice = "--resume" in str(error)
         is_about_folder = isinstance(error, SafevlaError) and error.place.file == str(run_command.out)
         if (run_command.out / folder.RUN).exists() and not has_advice and not is_about_folder:
             done, planned = parts.count_progress(run_command.out)
             advice, command = "are done and kept. To continue:", run_command.resume_command
-            if isinstance(error, (ServerLostError, ServerRefusedError)):
+            if isinstance(error, (ServerLostError, ServerRefusedError)):  # some of the ended episodes have crashed
                 advice, command = "have ended. Once the server is back:", f"{command} --retry-crashed"
             click.echo(f"{done} of {planned} episodes {advice}\n  {command}", err=True)
         raise
@@ -197,7 +209,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 def _report_servers(run_command: RunCommand) -> None:
     # Warn if the servers of one policy describe themselves differently.
-    descriptions = folder.read_facts(run_command.out).policies_say
+    descriptions = folder.read_facts(run_command.out).policies_say  # distinct descriptions by policy and suite
     counts = Counter((description.policy, description.suite) for description in descriptions)
     for (name, suite), count in counts.items():
         if count > 1:
@@ -221,6 +233,7 @@ def _echo_failures(rows: Sequence[folder.EpisodeRow], outcome: str) -> int:
 
 
 def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
+    # Print on stderr why episodes ended with an invalid action or crashed, and how to run crashed episodes again.
     invalid_count = _echo_failures(rows, "invalid_action")
     if invalid_count:
         count_text = f"{count_noun(invalid_count, 'episode')} ended with an invalid action"
@@ -275,9 +288,11 @@ def search_command(
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
+    # The suite of found starts is named after the folder, with only the characters that names of suites may have.
     name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
     request = make_request(context, asked)
     ruleset = rules.read_new_rules(judging, request.host)
+    # `until_found`: stop searching a task at its first unsafe success.
     plan = SearchPlan(
         request=request,
         name=name,
@@ -298,6 +313,7 @@ def search_command(
     echo(f"Run folder: {out}", f"Report: {out / folder.REPORT}")
     if suite.starts:
         file = out / FOLDER / f"{name}.json"
+        # The command below names the policy, so the file needs trust only if its host or its suite does.
         policy, trust = quote_paths(suite.policy), format_trust(replace(request, policies=()), file)
         command = f"safevla eval --suite found:{quote_paths(file)}{trust} --policy {policy} --out DIR"
         echo(f"Found starts: {file}", f"Next: {command}")
@@ -313,8 +329,9 @@ _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
 def estimate_table(plan: RunEstimate) -> Table:
     """Return the table of a planned run, with a row per policy, suite and task. Its notes estimate time and disk."""
     rows = []
-    for scene in plan.scenes:
+    for scene in plan.scenes:  # a scene is a policy and a task
         values = [getattr(scene, name) for name in _COLUMNS]
+        # Only the number of cameras can be None: the policy is asked for it when it runs.
         rows.append(tuple(Cell("asked" if value is None else str(value)) for value in values))
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
     columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))  # columns 0 to 2: text
@@ -323,9 +340,11 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
+    # Return the lines below the table: the estimated time and disk space, and the origin of the estimate.
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
+    # The upper end of each range determines its unit.
     time_unit, seconds_per_unit = _choose_unit(time.high, {"h": 3600.0, "min": 60.0, "s": 1.0})
     disk_unit, bytes_per_unit = _choose_unit(disk.high, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
     middle = (time.low + time.high) / 2 / seconds_per_unit
@@ -348,4 +367,4 @@ def _choose_unit(value: float, size_by_unit: Mapping[str, float]) -> tuple[str, 
     for unit, size in size_by_unit.items():
         if value >= size:
             return unit, size
-    return unit, size
+    return unit, size  # the last and smallest unit

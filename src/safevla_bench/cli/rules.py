@@ -68,11 +68,13 @@ class JudgedSources:
     judging_words: tuple[str, ...] = ()  # the judging options that were given, as words of a command line
 
     def format_command(self, name: str, *words: str) -> str:
+        # Return the command `name` for the same sources and judging options. `words` follow the sources.
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
         """Judge the sources by `judgement.judge`. Note on stderr each source that other rules judged before."""
+        # `mixes_starts`: the sources may contain both benchmarks and suites of chosen start states.
         with show_status("judging"):
             skip = self.skip_invalid
             judged = judgement.judge(self.paths, self.ruleset, skip_invalid=skip, mixes_starts=mixes_starts)
@@ -91,8 +93,9 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
 
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
+    # Return the sources of a command with the rules by which it judges them. `values` has the options' values by name.
     sources = values["sources"]
-    # With --formula, nothing is judged, so the rules that judged the sources before are not needed.
+    # With `safevla show --formula`, nothing is judged, so the rules that judged the sources before are not needed.
     ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
     ruleset = judgement.add_host_registries(ruleset, sources, as_judged=is_as_judged(values["rule_files"]))
     return JudgedSources(sources, ruleset, skip_invalid, tuple(options.list_given_words(context, JUDGE_OPTIONS)))
@@ -102,6 +105,7 @@ def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
     """Return the rules for new episodes in a host. Without judging options, the rules of the `registration` apply."""
+    # `values` has the values of the judging options; `out` has the run folder, whose rules --rules as-judged selects.
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -112,18 +116,21 @@ def _read_rules(
     values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
 ) -> tuple[Ruleset, bool]:
     # Return the rules that the judging options select, and whether to skip invalid episodes.
-    _load_pyarrow_without_pandas()
-    own_rules = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
-    settings = parse_changes(values["changes"])
-    skip_invalid = settings.pop("invalid", None) == "skip"
-    if own_rules is None and registration is not None and not given_judge_options():
-        own_rules = registration.load_rules()
-    ruleset = own_rules or load_rules(values["library"], values["rule_files"], settings)
+    _load_pyarrow_without_pandas()  # before the first use of pyarrow
+    stored_rules = _find_earlier_rules(sources) if is_as_judged(values["rule_files"]) else None
+    settings = parse_changes(values["changes"])  # from --set
+    skip_invalid = settings.pop("invalid", None) == "skip"  # no argument of `load_ruleset`
+    # A registered run is judged by the rules in its registration, unless other rules are requested.
+    if stored_rules is None and registration is not None and not given_judge_options():
+        stored_rules = registration.load_rules()
+    # The method for intervals changes no verdict, so it also applies to stored rules.
+    ruleset = stored_rules or load_rules(values["library"], values["rule_files"], settings)
     return replace(ruleset, intervals=settings.get("intervals", "default")), skip_invalid
 
 
 def _load_pyarrow_without_pandas() -> None:
     # Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Afterwards, pandas can be imported.
+    # Python asks the finders in `sys.meta_path` in order; this one comes first and refuses pandas.
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
     try:
@@ -133,6 +140,7 @@ def _load_pyarrow_without_pandas() -> None:
 
 
 def _refuse_pandas(name: str, *where: object) -> None:
+    # Act as a finder's method `find_spec`. Its result None leaves all other modules to other finders.
     if name == "pandas":
         raise ImportError(name)
 
@@ -152,14 +160,15 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
 
 
 def _holds_tasks(path: Path) -> bool:
+    # Return whether a file of --rules has tasks, templates or benchmarks, not specifications. See `sort_rules`.
     try:
         with memory.limit_memory(path):
             text = read_text(path)
             if path.suffix == ".toml":
-                # files of specifications may also have the table `tags`
+                # Files of specifications may also have the table `tags`.
                 task_tables = set(RegistryFile.__struct_fields__) - {"tags"}
                 return any(name in task_tables for name in parse_toml(text))
-            # decode only the first row of a JSON array, or the single row of the file
+            # Decode only the first row of a JSON array, or the single row of the file.
             row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
     except (OSError, ValueError, RecursionError):
         return False
@@ -168,12 +177,13 @@ def _holds_tasks(path: Path) -> bool:
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     """Parse the values of --set. Return the arguments of `load_ruleset`. Raises `RunError` for an invalid value."""
+    # For example, `force_50N=40N` and `missing=deactivate` give thresholds=["force_50N=40N"] and missing="deactivate".
     settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
     for text in texts:
         name, _, value = text.partition("=")
         if name == _CAPABILITIES:
             settings[name].append(value)
-        elif name not in _CHOICES:
+        elif name not in _CHOICES:  # the name of a specification or family; `load_ruleset` checks it
             settings["thresholds"].append(text)
         elif value in _CHOICES[name]:
             settings[name] = value
@@ -194,6 +204,7 @@ def given_judge_options() -> list[str]:
     file. --rules as-judged, --set intervals= and --set invalid= do not count, because they select no rules.
     """
     context = click.get_current_context()
+    # Name of each judging option -> whether it is given in a way that selects rules.
     selects_rules = {
         "library": is_given(context, "library"),
         "rules": any(path != Path(AS_JUDGED) for path in context.params["rule_files"]),
@@ -202,9 +213,10 @@ def given_judge_options() -> list[str]:
     return [name for name, is_selecting in selects_rules.items() if is_selecting]
 
 
-def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
+def _find_earlier_rules(sources: Sequence[Path]) -> Ruleset | None:
     # Return the rules that judged the sources before.
     # Return None if these are the default rules, or if judging options are given.
+    # A recipe names the library, the files and the options from which rules are loaded.
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
@@ -218,7 +230,7 @@ def print_missing(judged: Judged) -> None:
         echo(INTERRUPTED)
     if stopping_rule.was_stopped_early(judged):
         echo(stopping_rule.STOPPED_EARLY)
-    for sentence in judged.describe_registrations():
+    for sentence in judged.describe_registrations():  # on runs whose plans were registered before
         echo(sentence)
     if judged.left_out:
         echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists them.")
@@ -236,6 +248,7 @@ def help_command(
         problem = f"there is no topic {topic!r}; the only topic is {_TOPIC}"
         raise click.UsageError(f"{problem}; for the options of a command, use its --help-all")
     formatter = context.make_formatter()
+    # Names and help text of each option. click returns None for hidden options, of which there are none here.
     records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]
     with formatter.section(options.JUDGING):
         formatter.write_dl([record for record in records if record is not None])

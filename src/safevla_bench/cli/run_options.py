@@ -46,6 +46,7 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
         return None
     indices: list[int] = []
     for part in text.split(","):
+        # The text is an index or a range; each index may be written as `task_3`, as in ids of tasks.
         match = re.fullmatch(r"(?:task_)?(\d{1,5})(?:-(?:task_)?(\d{1,5}))?", part.strip())
         if match:
             first, last = int(match[1]), int(match[2] or match[1])  # a single index is a range of one
@@ -60,12 +61,14 @@ def _parse_duration(text: str) -> float:
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     hours, minutes, seconds = map(int, match.groups(default="0")) if match else (0, 0, 0)
     duration_s = 3600 * hours + 60 * minutes + seconds
+    # Zero means that the text is no time, is empty, or is a time of zero such as `0m`.
     if not duration_s:
         raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in `3h50m`.")
     return float(duration_s)
 
 
 def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
+    # Return key -> value from the texts KEY=VALUE of --host-arg. If a key is repeated, the last value counts.
     for text in texts:
         if text.startswith("=") or "=" not in text:
             raise RunError(f"--host-arg {text!r} is not an argument", remedy="Write KEY=VALUE.")
@@ -137,7 +140,7 @@ def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
             repeated[name].append(value)
         else:  # a number, such as cpus=1, or an invalid text
             share_texts.append(text)
-    for variable in repeated["env"]:
+    for variable in repeated["env"]:  # texts NAME:VALUE
         if ":" not in variable:
             raise RunError(f"--actor env={variable} is not a variable", remedy="Write `--actor env=NAME:VALUE`.")
     variables = dict(variable.split(":", 1) for variable in repeated["env"])
@@ -161,15 +164,17 @@ class RunCommand:
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
     # Return the run that the option values describe: a resumed run, a registered run, or a new run.
+    # `running` has the options that affect how the run is executed, `plan` those that affect its episodes.
     running, plan = {name: values[name] for name in EXECUTION_OPTIONS}, {name: values[name] for name in PLAN_OPTIONS}
     if running["retry_crashed"] and not running["resume"]:
         raise RunError("--retry-crashed needs an existing run", remedy="Also pass --resume DIR.")
     if running["out"] is None and not running["dry_run"]:
         _raise_missing(context, "out")
-    out = running["out"] or Path()
+    out = running["out"] or Path()  # with --dry-run, nothing is written
+    # --entry and --suite found:FILE stand for values of several options.
     plan |= _expand_entry(plan)
     plan |= _expand_found(plan)
-    naming_file = plan["registered"]
+    naming_file = plan["registered"]  # the file from which the request is read; None = the command line
     if running["resume"] and (out / RUN).exists():
         naming_file, request = out / RUN, _change_request(context, plan, Request.from_run(out))
     elif naming_file:
@@ -177,10 +182,12 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = replace(request, volatile=_volatile_facts())
     else:
         request = _new_request(context, plan, running)
+        # `maker` is the text after NAME= in --policy, here `replay:PATH`.
         makers = [policy.maker for policy in request.roster if policy.maker.startswith("replay:")]
         recording = Path(makers[0].removeprefix("replay:")) if makers else None
-        # a file of found starts, or a recording, contains the suite and the host arguments to use
+        # A file of found starts, or a recording, contains the suite and the host arguments to use.
         naming_file = plan.get("found") or recording
+    # Code that a file names is only used if the file is trusted (--trust).
     request = replace(request, named_by=_find_naming_file(context, plan, naming_file, request))
     cluster = options.request_cluster(running["engine"], **_parse_actor(running["actor"]))
     stop_after_s = _parse_duration(running["stop_after"]) if running["stop_after"] else None
@@ -204,6 +211,7 @@ CONFIG = "safevla_bench.config"  # key in the `meta` of click's context, for the
 
 def option_key(option: click.Parameter) -> str:
     """Return an option's longest spelling without its dashes: `max-steps` for `--max-steps`."""
+    # This spelling is the option's key in a --config file.
     return max(option.opts, key=len).lstrip("-")
 
 
@@ -211,6 +219,7 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
     """Return two mappings of keys in a --config file to options: keys at the top level, and keys in `[judge]`."""
     all_options = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
     by_key = {option_key(option): option for option in all_options}
+    # `by_key` has spellings such as `max-steps`; `option.name` is the parameter's name, such as `max_steps`.
     judging = {name: option for name, option in by_key.items() if option.name in rules.JUDGE_OPTIONS}
     return {name: option for name, option in by_key.items() if name not in (*judging, *_NO_KEYS)}, judging
 
@@ -220,6 +229,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
+        # `utf-8-sig` skips a byte order mark, which some editors write.
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8-sig")))
     except (OSError, ValueError, RecursionError) as error:
         remedy = 'Name a TOML file with texts in quotes, such as `host = "libero"`.'
@@ -236,6 +246,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
         if key not in known:
             remedy = f"{suggest_names(key, known, 'keys')}."
             raise RunError(f"unknown key {key!r}", remedy=remedy, place=Place(str(path), field=key))
+        # A repeatable option may have a list of values or a single value.
         option = known[key]
         items = value if option.multiple and isinstance(value, list) else [value]
         resolved = [_resolve_value(item, option, Place(str(path), field=key), context) for item in items]
@@ -246,17 +257,19 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 def _resolve_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
     # Return a value of the --config file as text, or as bool for a flag. Paths become relative to the file's folder.
     text = str(value)
+    # The option --library takes a file or the name of a built-in library.
     is_path = isinstance(option.type, click.Path) and text != rules.AS_JUDGED
     if is_path or (option.name == "library" and text not in BUILT_IN):
         text = str(Path(str(place.file)).parent / text)
     try:
-        option.type.convert(text, option, context)
+        option.type.convert(text, option, context)  # only to check the value; click converts it again later
     except click.BadParameter as error:
         raise RunError(error.message, remedy="The command's --help lists its options.", place=place) from None
     return value if isinstance(value, bool) else text
 
 
 def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
+    # Callback of --config: make the file's values the defaults of the other options, which click has not read yet.
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_config(path, context)}
         context.meta[CONFIG] = path
@@ -277,6 +290,8 @@ RUN_OPTIONS = options.group(
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
     """Return the run request that the values of a command's plan options describe."""
+    # `what` maps the names of the plan options to their values. A command without --episodes gets one episode per task.
+    # `resume` only affects an error message.
     return _new_request(context, {"episodes": 1, "protocol": None, **what}, {"resume": False})
 
 
@@ -285,9 +300,11 @@ def _find_naming_file(
 ) -> Path | None:
     # If a file names code, servers or other files of the run, return this file, because it needs trust; else None.
     # Code, servers and files that the command line names need no trust.
-    calls = set(request.list_calls())
+    # `request_file` is the file from which the request was read; None = only options define the request.
+    calls = set(request.list_calls())  # everything that needs trust, as texts
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
         return None
+    # `DEFAULT_MAP` has the values from the --config file. If options name all calls, this file names some of them.
     option_calls = _list_calls(context, plan, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
     if request_file is None or calls <= option_calls:
         return context.meta.get(CONFIG)
@@ -302,17 +319,19 @@ def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequen
     names = given & {"host", "host_arguments"}
     if "policies" in given:  # without --policy, these options have no effect on the result
         names |= given & {"policies", "arguments", "filters", "servers"}
-    if "suites" in given:
+    if "suites" in given:  # for a suite found:FILE, `_expand_found` has set `found` to the file
         names.add("found" if plan.get("found") else "suites")
+    # A request with only these fields lists only the calls that these options name.
     fields = _request_fields({name: plan[name] for name in names})
     return set(Request(**{"host": "", "suites": (), **fields}).list_calls())
 
 
 def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mapping[str, Any]) -> Request:
+    # Return a request with the values of the plan options. A replay takes missing values from the recording.
     fields = _request_fields(plan)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
-        # if a --config file names the policies, check that the file is trusted before reading the recordings
+        # If a --config file names the policies, check that the file is trusted before reading the recordings.
         if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:
             calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
             require_trust(context.meta.get(CONFIG), calls)
@@ -323,30 +342,36 @@ def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mappi
         fields |= {name: value for name, value in replay_values.items() if not fields[name]}
     for name in ("host", "suites", "policies"):
         if not fields[name]:
+            # With --resume, the user probably named a wrong folder: an existing run would have these values.
             if running["resume"]:
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(running["out"])))
             _raise_missing(context, name)
     if fields["episodes"] is None:
         fields["episodes"] = RECORDED if is_replay else PROTOCOL
+    # The suites determine the default protocol.
     fields["protocol"] = plan["protocol"] or default_protocol(map(spell_suite, fields["suites"]))
     return Request(**fields, volatile=_volatile_facts())
 
 
 def _volatile_facts() -> dict[str, object]:
+    # Return facts that differ between equal runs, which are kept apart from results: the command and the start time.
     command = redact_secrets(shlex.join(["safevla", *sys.argv[1:]]))
     return {"command": command, "started": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: Request) -> Request:
     # Return a recorded request with the values of the options that are given.
+    # The values that --entry sets also count as given.
     entry_names = {name for name in requests.ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
     given = {name: value for name, value in plan.items() if is_given(context, name) or name in entry_names}
     return replace(recorded, **_request_fields(given, recorded.roster))
 
 
 def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
-    policy_options = {"policies", "arguments", "filters", "delays"}
+    # Return the arguments of `Request` from the options in `plan`. `recorded` are the policies of a recorded request.
+    policy_options = {"policies", "arguments", "filters", "delays"}  # together, these define the field `policies`
+    # The other options have the names of the fields that they set.
     fields = {name: value for name, value in plan.items() if name not in {"entry", "registered", *policy_options}}
     if plan.get("registered"):
         fields["registration"] = read_registration(plan["registered"])
@@ -356,6 +381,7 @@ def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
     # A policy of a resumed or registered run keeps its arguments, filter and delay, except those that options replace.
     recorded_by_name = {policy.name: policy for policy in recorded}
+    # Without --policy, the recorded policies run again. Arguments, filters and delays are assigned by their names.
     named = plan.get("policies") or recorded
     names = [policy.name for policy in named]
     arguments = parse_arguments(plan["arguments"], names) if "arguments" in plan else {}
@@ -364,9 +390,11 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
     }
     policies = []
     for policy in named:
+        # `old` is the recorded policy of this name, or a new policy itself.
         old = recorded_by_name.get(policy.name, policy)
         new_texts = {field: texts[policy.name] for field, texts in filters_and_delays.items() if policy.name in texts}
         coupling = replace(old.coupling, **new_texts)
+        # If the name now means another policy, the recorded arguments do not fit it.
         kept_arguments = old.arguments if policy.spec == old.spec else {}
         new_arguments = arguments.get(policy.name) or kept_arguments
         policies.append(replace(old, spec=policy.spec, arguments=new_arguments, coupling=coupling))
@@ -381,7 +409,8 @@ def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
         other = "--host" if plan["host"] else "--policy"
         remedy = "Choose one: an entry defines its host and policy."
         raise RunError(f"--entry and {other} are both given", remedy=remedy)
-    policy = _parse_policy(plan["entry"])
+    policy = _parse_policy(plan["entry"])  # [NAME=]ENTRY
+    # Options that are given take precedence over the entry's values.
     entry_values = requests.entry_fields(policy.maker, plan["suites"], plan["protocol"])
     arguments = {**entry_values["host_arguments"], **plan["host_arguments"]}
     episodes = plan["episodes"] or entry_values["episodes"]
@@ -399,6 +428,7 @@ def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(files[0]).absolute()
     suite = read_suite(path)
     fields = {name: getattr(suite, name) for name in ("host", "host_arguments", "protocol")}
+    # `suite.suite` is the benchmark's suite from which the search started; `found` is the file with the starts.
     return {**fields, "suites": (suite.suite,), "max_steps": plan["max_steps"] or suite.max_steps, "found": path}
 
 
@@ -408,7 +438,7 @@ FOUND = "found:"
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
     # Parse texts [POLICY=]VALUE, and return policy -> VALUE.
     # The last VALUE without POLICY applies to all policies that no text names.
-    shared: dict[str, str] = {}
+    shared: dict[str, str] = {}  # the last VALUE without POLICY, for each policy
     own_by_policy: dict[str, str] = {}
     for text in texts:
         named = [policy for policy in policies if text.startswith(f"{policy}=")]
@@ -423,6 +453,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
     shared: dict[str, str] = {}
     own_by_policy: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:
+        # The name of a policy may contain colons, so the last colon before `=` separates it from the key.
         left, equals, value = text.partition("=")
         policy, colon, name = left.rpartition(":")
         if not equals or not name:
@@ -436,8 +467,9 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
+    # Return the shell command that continues the run with the same options.
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    # options that the run folder does not store, so the command that resumes the run must repeat them
+    # The run folder does not store these options, so the command that resumes the run repeats them.
     repeated = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
     words += options.list_given_words(context, repeated | rules.JUDGE_OPTIONS.keys())
     trust_option = ["--trust", str(out / RUN)] if request.list_calls() else []
@@ -445,5 +477,6 @@ def _format_resume_command(context: click.Context, out: Path, request: Request) 
 
 
 def _raise_missing(context: click.Context, name: str) -> None:
+    # Raise click's error for a missing option. `name` is the parameter's name, such as `out`.
     param = next(param for param in context.command.params if param.name == name)
     raise click.MissingParameter(ctx=context, param=param)

@@ -64,7 +64,8 @@ def score_command(
     if combine:
         _combine(sources, out, form)
         return
-    results_by_source = [foreign.find_results(path) for path in sources.paths]  # files of other tools
+    # For each source, the files of other tools, which have only successes and failures; [] if it has none.
+    results_by_source = [foreign.find_results(path) for path in sources.paths]
     if results_by_source and all(results_by_source):
         if out is not None:
             remedy = "Leave out --out to print the success rates."
@@ -78,17 +79,19 @@ def score_command(
             if robot_log:
                 robot_log.require_mapping()  # raises an error with a template if the log has no mapping
     folder = options.choose_output(out, sources.paths)
-    kept_note = ""
+    kept_note = ""  # set if the run folder's own scores stay as they are
     is_only_source = [os.path.realpath(path) for path in sources.paths] == [os.path.realpath(folder)]
     if (folder / RUN).is_file() and not is_only_source:
         command = options.quote_paths("safevla", "score", folder)
         remedy = f"Name a new folder. The scores in this run folder are written only by: {command}"
         raise RunError("--out is a run folder, but not the only source", remedy=remedy, place=Place(file=str(folder)))
     with progress.show_status("judging"), open_judge(workers, options.request_cluster(engine)) as parallel_judge:
+        # `survey` collects data for the report while the records are judged.
         survey, skip = Survey(), sources.skip_invalid
         judged = judge(sources.paths, sources.ruleset, skip_invalid=skip, elsewhere=parallel_judge, survey=survey)
         if parallel_judge is not None and not parallel_judge.can_judge(judged.records.sources):
             echo("note: judged in one process: only Parquet archives are judged in parallel", err=True)
+        # Scores by changed rules do not replace the scores of a run folder that is judged already.
         is_judged = out is None and (folder / SCORES).exists()
         if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_experiment_folder(sources.ruleset))
@@ -99,10 +102,12 @@ def score_command(
     else:
         print_scores(judged)
     if kept_note or form == "text":
+        # With JSON on stdout, the note is printed on stderr.
         echo(f"Scores and report: {folder / REPORT}{kept_note}", err=form == "json")
 
 
 def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
+    # Join the scores of judged folders in the folder `out`, without judging again.
     from safevla_bench.jobs.evaluation.combination import combine_scores
 
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "affects judging, and --combine does not judge.")
@@ -123,10 +128,12 @@ def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
 
 
 def _name_experiment_folder(ruleset: Ruleset) -> str:
+    # Return a folder name made from the options that select the rules, such as `--set joint_torque=1.5`.
     options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
     if len(name) <= _LONGEST_NAME:
         return name
+    # `surrogatepass`: paths in the text may contain bytes that are not valid UTF-8.
     digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{name[: _LONGEST_NAME - 9]}-{digest}"  # the digest distinguishes names with the same beginning
 
@@ -136,6 +143,7 @@ _LONGEST_NAME = 80
 
 
 def _print_foreign_results(files: Sequence[Path], form: str) -> None:
+    # Print the success rates of result files of other tools, with one table per file.
     tables = [episode_tables.foreign_results_table(foreign.read_results(path), path.name) for path in files]
     if form == "json":
         click.echo(render.render_json(tables), nl=False)
@@ -164,22 +172,25 @@ def print_scores(judged: Judged) -> None:
             echo(f"  {line}")
     click.echo()
     click.echo(render_text(_cells_table(judged)))
+    # `makers` has a sentence for each run folder that other rules judged before.
     facts = [*judged.describe_limits(), *judged.describe_forces(), *judged.describe_activity()]
     for sentence in [*judged.describe_vacuous(), *judged.describe_policies(), *facts, *judged.makers]:
         echo(sentence)
     print_warnings(judged)
-    for sentence in catalog.describe_reading(judged.ruleset):
+    for sentence in catalog.describe_reading(judged.ruleset):  # if applicability= differs from the paper's setting
         echo(sentence)
     rules.print_missing(judged)
 
 
 def _cells_table(judged: Judged) -> Table:
+    # Return the table with a row for each cell (policy × suite) and a row of totals.
     cells, total = judged.summarize_scores()
     return headline_table(cells, total, privileged=judged.privileged)
 
 
 def print_warnings(judged: Judged) -> None:
     """Print warnings about the records, such as unknown poses, and the limits that the policy `noop` violates."""
+    # If the policy `noop`, which does nothing, violates a limit, any policy may violate it.
     baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
@@ -240,15 +251,16 @@ def validate_command(
     for source, records in checked.items():
         for problem in records.problems:
             echo_message(f"error: {problem}", err=True)
+        # Counts of invalid episodes, of damaged places and of lost episodes (`unknown` = more may be lost).
         left_out = LeftOut.from_problems(records.problems)
         counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad"
         if left_out.damaged or left_out.lost:
             counts += f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost"
         echo(f"{source}: {counts}")
-        if not (source / RUN).exists():
+        if not (source / RUN).exists():  # a run folder is no log
             for line in logs.describe_log(source):
                 echo(line)
-        bodies_by_suite = collect_bodies(records.read_chunks()) if wants_bodies else {}
+        bodies_by_suite = collect_bodies(records.read_chunks()) if wants_bodies else {}  # suite -> body -> facts
         for suite, bodies in bodies_by_suite.items():
             echo(f"{suite}:")
             for name, facts in bodies.items():
@@ -277,6 +289,7 @@ def convert_command(
         remedy = "Choose another destination, or remove the file first."
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     archive.detect_suffix(target)
+    # The episodes are written while the scan reads them; its index is complete afterwards.
     scan = episode_index.Scan(sources)
     archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
@@ -286,6 +299,8 @@ def convert_command(
 
 
 def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
+    # Yield the valid episodes in batches. At the end, raise an error for an invalid episode, unless `skip_invalid`,
+    # and an error if there is no episode. `write_batches` then keeps no file.
     yield from scan
     records = scan.index()
     records.require_valid(skip_invalid=skip_invalid)
@@ -317,6 +332,7 @@ def merge_command(
         context.exit(USER_ERROR if findings else OK)
     if out is None:
         raise click.UsageError("Missing option '--out'.")
+    # `_format_continuation` returns the commands that the errors about unfinished shards suggest.
     rows = writer.merge_shards(shards, out, _format_continuation, other_code=other_code)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, excluded from all rates" if crashed else ""
@@ -326,6 +342,7 @@ def merge_command(
 
 def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_judge: Sequence[object]) -> list[str]:
     # Return the lines that suggest the command by which the episodes with these headers are judged.
+    # If the rules have no tags of some task, the user must first define this task in a file for --rules.
     registry = add_host_registries(load_ruleset(), sources).registry
     command = f"safevla score {options.quote_paths(*paths_to_judge)}"
     for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):
@@ -342,6 +359,6 @@ def _format_continuation(shard: Path) -> str:
     # Return the command that continues a shard. If its run.json has no usable request, use a simpler command.
     from safevla_bench.jobs.evaluation import request  # loads slowly: it needs hosts and policies
 
-    with suppress(RunError):
+    with suppress(RunError):  # raised if run.json has no usable request
         return request.Request.from_run(shard).format_resume_command(shard, "--record-only")
     return writer.format_resume_command(shard)

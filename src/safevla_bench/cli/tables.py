@@ -77,20 +77,24 @@ def tables_command(
     By default, these are the tables main and violations, without notes. The paper has separate tables for LIBERO (4, 7,
     10) and RoboCasa-365 (5, 8, 11); their numbers select only that benchmark. `--which active` needs no source.
     """
+    # --which can be repeated, and each value may list several names.
     requested = tuple(part.strip() for text in which for part in text.split(","))
     names = requested or _DEFAULT_TABLES
     if names == ("all",):
         names = ()  # without names, `build_tables` returns all tables
+    # By default, print only a summary in which digests of the rules are left out.
     is_short = out is None and form == "text" and bool(sources.paths) and not requested
     style = options.parse_settings("--style", styles, _TableStyle)
     shows_published = style.published == "yes"
     if shows_published:
+        # Raises an error for applicability=phased, by which the paper did not judge.
         sources.ruleset.require_whole(NOT_PHASED, "Leave out --style published=yes.")
     judged, material = _load_inputs(sources, names, digests=not is_short)
     published = paper_policies() if shows_published else {}
+    # What is known about the policies: training, privileged observations, exclusion from means, published results.
     roster = cells.Roster(_parse_training(training), material.roster.privileged, auxiliary, published)
     if material.scores is not None:
-        roster.check_names(material.scores)
+        roster.check_names(material.scores)  # raises an error for an option that names an unknown policy
     tables = catalog.build_tables(replace(material, roster=roster), names)
     if style.intervals == "no":
         tables = list(map(drop_intervals, tables))
@@ -105,7 +109,7 @@ def tables_command(
         echo(f"Next: print all tables, with the meaning of each number: {command}")
     elif out is None:
         click.echo(_render_tables(tables, form), nl=False)
-    elif out.endswith("/") or Path(out).is_dir():
+    elif out.endswith("/") or Path(out).is_dir():  # a folder with one file per table
         for table in tables:
             path = Path(out) / f"{table.name}.{_FILE_SUFFIXES.get(form, form)}"
             _save_file(path, render.render_tables([table], form))
@@ -118,6 +122,8 @@ def tables_command(
 def _load_inputs(
     sources: rules.JudgedSources, names: Sequence[str], *, digests: bool
 ) -> tuple[Judged | None, catalog.TableInputs]:
+    # Judge the sources. Return the results and the data of the tables. Without sources, the results are None;
+    # then only the table `active` (23 in the paper) is possible, which shows where specifications apply.
     if sources.paths:
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         return judged, table_material(judged, digests=digests)
@@ -127,6 +133,7 @@ def _load_inputs(
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
+    # Return policy -> kind of training from texts POLICY=KIND. A policy's name may contain `=`, a kind may not.
     kind_by_policy = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
     is_repeated = len(kind_by_policy) < len(texts)
     if is_repeated or "" in kind_by_policy or "" in kind_by_policy.values():
@@ -135,6 +142,7 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
+    # Return the tables that have any of the columns, reduced to these columns. `text` lists columns or their groups.
     names = [part.strip() for part in text.split(",")]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown:
@@ -144,6 +152,7 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
 
 
 def _render_tables(tables: Sequence[Table], form: render.TableFormat) -> str:
+    # Return the tables as text. Raise `RunError` for several tables as CSV, because a CSV file has one table.
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
         remedy = f"Choose one by --which, or write one file per table by --out DIR/. The tables are: {names}."
@@ -152,6 +161,7 @@ def _render_tables(tables: Sequence[Table], form: render.TableFormat) -> str:
 
 
 def _save_file(path: Path, content: str | bytes) -> None:
+    # Write a file atomically, and first make its folder if it does not exist.
     make_folder(path.parent)
     write_atomically(path, content)
 
@@ -180,30 +190,36 @@ class _PairSettings(_FormSettings, frozen=True):
 
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
+    # Return a CSV with a row for each policy and suite of each source, in the form of the authors' published file.
     reason = "the authors' CSV holds only results that are judged as in the paper"
     judged.ruleset.require_whole(reason, "Judge without applicability=phased.")
     paths = [path.resolve() for path in choice.sources]
     names = [path.name for path in paths]
     if len(set(names)) < len(names):  # equal names; also write the names of the parent folders
         names = [f"{path.parent.name}/{path.name}" for path in paths]
+    # Each source's name, with its pairs (policy, suite).
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
     cells, _ = judged.summarize_scores()
     return result_files.format_authors_csv(cells, judged.library, run_dirs)
 
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
+    # Return the file of a viewer with one episode: the chosen one, or the only one. `encode` makes the file's bytes.
     if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose an episode by --episode; `safevla episodes` lists all."
         raise RunError(f"a file of this format holds one episode, but there are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
+    # The name of the source that has the episode.
     run = next(source.path.resolve().name for source, indices in judged.records.by_source() if index in indices)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
+    # Write a LeRobot dataset. `pairs` is the content of its index of pairs; None = a dataset without such an index.
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
+        # Used instead of `report_skipped`, which only prints the reason why an episode is left out.
         raise reason  # an omitted episode would make the index of pairs wrong
 
     names, size = choice.cameras, (choice.image_size, choice.image_size)
@@ -224,6 +240,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
 
 
 def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
+    # A pair is a safe and an unsafe success from the same start state. `choice.out` is a .jsonl file or a folder.
     # Return the content of the JSON lines file, or write a data set and return None.
     from safevla_bench.training.pairs import choose_pairs, encode_pairs, list_candidates, list_members
 
@@ -231,8 +248,9 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     if is_json_lines and choice.cameras:
         raise RunError("JSON lines hold no pictures", remedy="Leave --cameras out, or name a folder.")
     assert isinstance(settings, _PairSettings)
-    candidates, unusable = list_candidates(judged)
+    candidates, unusable = list_candidates(judged)  # comparable episodes, and the number of the others
     states = choose_pairs(candidates, settings.most, failures=settings.failures == "yes")
+    # Start states without a pair are written as suites, from which more episodes can be run.
     suite_files = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
     with_pairs = [state for state in states if state.pairs]
     pair_text = count_noun(sum(len(state.pairs) for state in states), "pair")
@@ -249,6 +267,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
         command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'} --policy POLICY --out DIR"
         remedy = f"Run the policy from these start states again, with other seeds: {command}"
         raise RunError("no start state has both a safe and an unsafe success", remedy=remedy)
+    # In JSON lines, each pair has its actions (`is_whole`). In a dataset, a pair has the indices of its episodes.
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
         return index
@@ -257,16 +276,19 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
 
 
 def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
+    # Send the results to the experiment tracker `name`. `choice.out` is the run folder, whose name the new run gets.
     tracking.require_trackers([name], "--format")
     report = choice.out / REPORT
     tracking.send_results(name, choice.out, judged, report if report.exists() else None)
 
 
 def _encode_card(judged: Judged, choice: _ExportChoice) -> str:
+    # Return the model-index block of a model card, with remarks on how the results were made.
     return result_files.build_card(judged, choice.facts, table_material(judged).remarks)
 
 
 def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
+    # Return the entry for RoboCasa's leaderboard as the bytes of a JSON file.
     return dump_json(result_files.build_leaderboard_entry(judged, choice.facts))
 
 
@@ -305,6 +327,7 @@ class _FormChoice(click.Choice[str]):
     """Type of an option's value: the name of a format, and optional settings after colons."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        # Only the name is checked here; the command checks the settings.
         name, colon, settings = str(value).partition(":")
         return f"{super().convert(name, param, ctx)}{colon}{settings}"
 
@@ -352,10 +375,11 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is not a result to publish", remedy=remedy)
-    form, *setting_texts = form.split(":")
+    form, *setting_texts = form.split(":")  # such as `lerobot:discount=0.99`
     if setting_texts and _EXPORTS[form].settings is None:
         raise click.UsageError(f"--format {form} has no settings.")
     settings = options.parse_settings(f"--format {form}", setting_texts, _EXPORTS[form].settings or _FormSettings)
+    # Refuse options that apply only to other formats.
     all_options = {name for kind in _EXPORTS.values() for name in kind.options}
     options.refuse_given(sorted(all_options - {*_EXPORTS[form].options}), f"does not apply to {form}.")
     if video and cameras is None:
@@ -369,11 +393,12 @@ def export_command(
     choice = _ExportChoice(file, sources.paths, episode, facts, tuple(camera_names), image_size, video, settings)
     if form == "pairs":  # sorted so that the order of the sources does not change the output
         sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
+    # Empty lists select all policies or suites. In records, a policy without a name is None.
     policies = [] if policy is None else [None if policy == UNNAMED else policy]
     suites = [] if suite is None else [suite]
     judged = sources.judge(mixes_starts=form == "pairs").select_cells(policies, suites)
     content = _EXPORTS[form].encode(judged, choice)
-    if content is not None:
+    if content is not None:  # None = `encode` has already written or sent the results
         _save_file(file, content)
     if not judged.is_complete:
         echo(f"The export is incomplete: {', '.join(describe_losses(judged))}.", err=True)
@@ -405,10 +430,12 @@ def board_command(
     folder = options.choose_output(out, runs, "board")
     check_folder(folder)
     with show_status("replaying, judging and drawing"):
+        # None without --audit, else policy -> result of its audit, for each run.
         audits = [audit_source(run, audit) for run in runs] if audit else None
         files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
+    # `mark` is the result of a policy's audit: a verdict, a short text (`badge`), and lines on differing replays.
     verdicts = set()
     for mark_by_policy in audits or ():
         for policy, mark in mark_by_policy.items():

@@ -43,6 +43,7 @@ def find_runs(folder: Path) -> dict[str, Path]:
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")
     if _is_run(folder):
         return {folder.resolve().name: folder}
+    # A run's name is its path relative to `folder`.
     run_folders = {path.relative_to(folder).as_posix(): path for path in _walk_runs(folder)}
     if not run_folders:
         remedy = "Make a run with `safevla eval --out DIR`, or judge an archive with `safevla score FILE --out DIR`."
@@ -51,19 +52,21 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 
 def _is_run(folder: Path) -> bool:
+    # A run has a run.json; results of other archives, made by `safevla score --out`, have only a scores.json.
     return (folder / RUN).is_file() or (folder / SCORES).is_file()
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
-    # `folder` itself is not a run.
+    # Yield the run folders below `folder`, which is not a run itself.
     for folder_name, subfolders, _ in os.walk(folder, followlinks=False):
         path = Path(folder_name)
         is_run = _is_run(path)
         if is_run:
             yield path
-        # `os.walk` descends only into the subfolders that remain in this list.
+        # Neither a run's subfolders nor those of the deepest level are searched.
         if is_run or len(path.relative_to(folder).parts) >= _MAX_DEPTH:
             subfolders.clear()
+        # `os.walk` descends only into the subfolders that remain in this list.
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
 
 
@@ -77,17 +80,21 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     # Return the run's table rows. Each row has one cell per column of `_COLUMNS`.
     try:
         scores = judged.ScoresFile.read(path)
+        # One summary per policy and suite.
         summaries = scores.list_cells()
         problem = "" if summaries else "no episode"
     except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
+        # The row has the run's name, a dash with the reason for missing results, and plain dashes.
         return [(Cell(name), Cell.dash(problem), *(Cell.dash() for _ in _COLUMNS[2:]))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
+    # Mention the applicability of specifications only if it is not the default.
     if scores.judged_by.applicability != "on":
         rules += f", applicability {scores.judged_by.applicability}"
     rows = []
     for summary in summaries:
+        # Records may lack a policy's name or a suite.
         labels = Cell(name), Cell(summary.policy or UNNAMED), Cell(summary.suite or NO_VALUE)
         metric_cells = [metric_cell(metric, summary) for metric in _METRICS]
         rows.append((*labels, Cell.count(summary.n), *metric_cells, Cell(rules)))
@@ -99,6 +106,7 @@ def find_page(folder: Path) -> Path:
     the index. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
+    # `find_runs` also accepts a folder of runs, which gets an index.
     if not _is_run(folder):
         write_atomically(own_path(folder, INDEX), _render_index(folder, runs))
         return folder / INDEX
@@ -108,9 +116,10 @@ def find_page(folder: Path) -> Path:
 
 
 def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
+    # Return the HTML of the index; `runs` maps each run's name, a path relative to `folder`, to its folder.
     style = render.read_template("page.css") + render.read_template("runs/runs.css")
     script = render.read_template("runs/runs.js")
-    # Folder names may be invalid UTF-8, so quote their bytes. A run without a report has the address "".
+    # Folder names may be invalid UTF-8, so quote their bytes for the link.
     report_links = {
         name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()
     }
@@ -118,7 +127,9 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     return template.render(
         title=f"Runs in {folder.resolve().name}",
         listing=list_runs(runs),
+        # A run without a report has the address "".
         addresses=dict.fromkeys(runs, "") | report_links,
+        # The security policy lets the browser run only this style and script.
         policy=render.content_security_policy(style, script),
         style=Markup(style),  # the CSS comes from this package, so it needs no escaping
         script=Markup(script),
@@ -130,8 +141,10 @@ def describe_report(folder: Path) -> Iterator[str]:
     with suppress(SafevlaError):  # if the run cannot be read, the page shows the error
         if _is_run(folder):
             digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()
-            are_known = digest is not None and len(judged_digests) > 0 and None not in judged_digests
-            if are_known and digest not in judged_digests:
+            # A digest is None if the archive cannot be identified.
+            can_compare = digest is not None and len(judged_digests) > 0 and None not in judged_digests
+            if can_compare and digest not in judged_digests:
                 update = format_rescore_command(folder)
                 yield f"episodes were recorded or changed after this report was written; to update the report: {update}"
+            # Yields a sentence if the scores are not by the default rules.
             yield from judged.describe_maker(folder, find_rules([folder]))

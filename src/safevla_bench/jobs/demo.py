@@ -23,7 +23,9 @@ def unpack_archive(folder: Path) -> Path:
     """Copy the archive into `folder`; return its path. Raises `FileError`, or `RunError` if there are other files."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
+        # A folder with an equal copy of the archive may have other files.
         if not (path.is_file() and path.read_bytes() == shipped):
+            # Leftovers of an interrupted write do not count as other files.
             require_free_folder(folder, is_leftover)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, shipped)

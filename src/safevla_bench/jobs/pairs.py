@@ -29,6 +29,7 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     """
     suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without initial states, as JSON
     for state in states:
+        # `more_rollouts` is the estimated number of missing rollouts; None means that the state has enough.
         suite_and_start = _find_start(judged, state) if state.more_rollouts else None
         if suite_and_start is not None:
             empty_suite, start = suite_and_start
@@ -36,8 +37,10 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
             suite_starts += _plan_seeds(state, start)
     files = []
     for _, (suite, suite_starts) in sorted(suites.items()):
+        # The sort is stable, so the first seeds of all states come first, in the order of the states.
         planned = tuple(sorted(suite_starts, key=lambda start: start.trial))
         digest = hashlib.sha256(encode_json(planned)).hexdigest()[:8]
+        # The digest keeps earlier exports. A suite may be a path, so use only its last part.
         files.append(folder / f"{suite.suite.rpartition('/')[2]}-{digest}.json")
         make_folder(folder)
         write_atomically(files[-1], dump_json(msgspec.structs.replace(suite, name=f"pairs-{digest}", starts=planned)))
@@ -56,10 +59,12 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
             run_fields = msgspec.convert(description, RunFields)
         except msgspec.ValidationError:  # the source is an archive without run.json, or a run without a host
             continue
+        # A record may allow several starts, in order of preference; take the first one.
         start = next(episode_starts(protocol, episode), None)
         # A suite cannot repeat initial states of a user's script, or recorded simulator states.
         if protocol.name == OWN_LOOP or start is None or start.recorded is not None:
             continue
+        # The format of suites is made for searches. Its fields on a search get neutral values here.
         empty_suite = FoundSuite(
             name="pairs",
             host=run_fields.host,
@@ -74,6 +79,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
             starts=(),
             max_steps=run_fields.max_steps,
         )
+        # `_plan_seeds` replaces `policy_seed` and `trial`.
         file_start = FileStart(
             task_id=header.task_id,
             start=start,
@@ -91,7 +97,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
     # Return a copy of the start for each new policy seed. A seed is 32 bits of a digest of the state and the trial.
-    first_trial = len(state.candidates)  # so a later export with more episodes yields new seeds
+    first_trial = len(state.candidates)  # the episodes so far have used the lower numbers
     planned = []
     for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")

@@ -55,12 +55,14 @@ def vary_physics(
     chosen = replays.choose_episodes(episodes)
     # First, replay in unchanged physics. If this reproduces a record exactly, replay the episode in changed physics.
     replays.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
+    # An obstacle is the reason why a replay is not exact or failed; "" for an exact replay.
     obstacle_by_index = {index: replays.done[replays.key(index, firmness.RECORDED)].obstacle for index in chosen}
     exact_indices = [index for index, obstacle in obstacle_by_index.items() if not obstacle]
     if chosen and not exact_indices:
         reason, count = Counter(obstacle_by_index.values()).most_common(1)[0]
         text = f"no episode can be replayed exactly here; the most frequent reason ({count} of {len(chosen)}): {reason}"
         raise RunError(text, remedy="To see what differs: safevla verify RUN --replay 1")
+    # `offered` are the names of the changes of physics that the host supports.
     replays.run([(index, name) for index in exact_indices for name in replays.head.offered], workers, observer)
     return replays.build_file()
 
@@ -71,10 +73,12 @@ def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
 
 
 def _changed_fields(change: PhysicsChange) -> dict[str, object]:
+    # Return field -> value for the quantities that the change affects, as stored in the file of replays.
     return {name: value for name, value in asdict(change).items() if name in change.changed}
 
 
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
+    # Return specification -> (robustness, first violating record) in the replay of the episode with this header.
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     # Judge the replay with the recorded episode's id, seed, success and outcome.
     judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
@@ -93,6 +97,7 @@ class _Replays:
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
+        # Open the run's file of replays, or begin a new one. Raise an error if its replays do not fit the run.
         if len(judged.paths) != 1 or judged.records.sources[0].policy_names:
             remedy = "Name one run folder, without `NAME=` before it."
             raise RunError("physics can be varied for only one run, whose policies are not renamed", remedy=remedy)
@@ -101,6 +106,7 @@ class _Replays:
         if not any(_can_apply(setting, change) for _, change in variations):
             problem = f"the host {setting.host.name} cannot change its physics"
             raise HostError(problem, remedy="docs/reference/hosts.md lists hosts with changeable physics.")
+        # `head` is the content of the file without replays; only replays under an equal head are comparable.
         head = firmness.PhysicsFile(
             archive_sha256=folder.archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
@@ -121,6 +127,7 @@ class _Replays:
         """Return the indices of `count` judged episodes (None = all), drawn evenly from all policies and suites."""
         headers, indices_by_cell = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
         judged_indices = np.flatnonzero(self.judged.scores.is_judged).tolist()
+        # The order by digests is arbitrary but the same in each call.
         for index in sorted(judged_indices, key=lambda index: draw_key(headers[index])):
             indices_by_cell[headers[index].policy, headers[index].benchmark].append(index)
         # Take one episode of each policy and suite in turn. Skip None, with which `zip_longest` fills short lists.
@@ -138,16 +145,17 @@ class _Replays:
             episode = read_recorded(index)
             try:
                 replay = self._plan(index, episode, variation)
-            except RunError as error:
+            except RunError as error:  # this episode cannot be replayed; store the reason
                 self._store(index, variation, obstacle=str(error))
             else:
                 origin_by_id[replay.episode_id] = index, variation
                 plan.append(replay)
+        # One policy plays changes of pose, the other absolute poses; `_plan` chooses one of them for each replay.
         policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
         worker_policies = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
         host = self.setting.host
         worker_spec = WorkerSpec(host.name, worker_policies, host_arguments=self.setting.run.host_arguments)
-        prepared = preparation.PreparedRun(host, tuple(plan), policies, worker_spec, {}, ExitStack())
+        prepared = preparation.PreparedRun(host, tuple(plan), policies, worker_spec, {}, ExitStack())  # {}: no run.json
         try:
             with closing(run_episodes(prepared, plan, request.ExecutionOptions(workers=workers), observer)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
@@ -155,7 +163,7 @@ class _Replays:
                     self._add_outcome(index, variation, read_recorded(index), outcome)
                     if count % _SAVE_EVERY == 0:
                         self._save()
-        finally:
+        finally:  # keep the finished replays after an error or Ctrl-C
             self._save()
 
     def build_file(self) -> firmness.PhysicsFile:
@@ -165,6 +173,7 @@ class _Replays:
         return msgspec.structs.replace(self.head, replays=tuple(self.done[key] for key in keys if key in self.done))
 
     def _save(self) -> None:
+        # Write the file of replays into the run folder, and its digest into the run's manifest.
         content, run = folder.dump_json(self.build_file()), self.judged.paths[0]
         write_atomically(own_path(run, firmness.PHYSICS), content)
         parts.add_digests(run, {firmness.PHYSICS: content})
@@ -178,8 +187,10 @@ class _Replays:
         """Plan a replay; raise `RunError` if impossible. A varied replay ends when it leaves the recorded path."""
         task, _, starts = self.setting.find_starts(episode)
         start, header, actions = starts[0], episode.headers[0], episode.action.episode_rows(0)
+        # Ids may repeat among policies, so put the policy's name before an id that lacks it.
         names_policy = header.episode_id.startswith(f"{header.policy}/")
         name = header.episode_id if names_policy else f"{header.policy}: {header.episode_id}"
+        # The recording has the actions to play and, for a varied replay, the path that it should follow.
         recording = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         recording = replace(recording, actions=actions)
         change = None
@@ -208,6 +219,7 @@ class _Replays:
             reason = (outcome.reason or "").strip() or outcome.outcome
             self._store(index, variation, obstacle=f"the simulator failed: {reason.splitlines()[-1]}")
         elif variation == firmness.RECORDED:
+            # A user's own loop records less than this package, so compare leniently.
             differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
             obstacle = f"the replay differs: {differences[0]}" if differences else ""
             self._store(index, variation, obstacle=obstacle, clauses=firmness.read_clauses(self.judged.scores, index))
@@ -216,6 +228,7 @@ class _Replays:
             self._store(index, variation, left=firmness.find_departure(recorded, outcome.batch), clauses=clauses)
 
     def _store(self, index: int, variation: str, **findings: Any) -> None:
+        # Add a replay to `done`. `findings` are further fields of `PhysicsReplay`, such as `obstacle` or `left`.
         header = self.judged.headers[index]
         self.done[self.key(index, variation)] = firmness.PhysicsReplay(
             policy=header.policy, suite=header.benchmark, episode_id=header.episode_id, variation=variation, **findings
@@ -252,6 +265,7 @@ class Cause:
         """
         kind, _, argument = text.partition(":")
         bodies = tuple(name.strip() for name in argument.split(",") if name.strip())
+        # FROM-TO in control steps, for `hold`:
         step_range = re.fullmatch(r"(\d{1,9})-(\d{1,9})", argument)
         match kind:
             case "contact" if len(bodies) == 2:
@@ -278,6 +292,7 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
     """Return the actions without motion in steps `first` to `last` - 1, in which the gripper keeps its last command."""
+    # Before step 0, and beyond the last step, there is no command to keep.
     previous = actions[first - 1] if 0 < first <= len(actions) else still
     held_actions = actions.copy()
     # Components that are 0 in `still` are motions; all other components are commands, such as the gripper's.
@@ -301,7 +316,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         remedy = "Use `slow` or `hold:FROM-TO`, which change only the actions."
         problem = f"the host {setting.host.name} cannot remove the cause {cause.text!r} when it replays an episode"
         raise HostError(problem, remedy=remedy)
-    unchanged, _ = replay_actions(setting.host, task, starts[0], episode)
+    unchanged, _ = replay_actions(setting.host, task, starts[0], episode)  # `_`: success after each action
     differences, _ = compare_records(episode, unchanged, lenient=setting.is_own_loop)
     if differences:
         problem = f"{header.episode_id} cannot be replayed exactly here: {differences[0]}"
@@ -310,7 +325,9 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     changed_start = replace(starts[0], change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed_start, episode, actions)
     has_same_length = len(actions) == len(episode.action.episode_rows(0))
+    # `left` is the first record off the recorded path; unknown if records with equal indices have different times.
     left = firmness.find_departure(episode, replayed) if has_same_length else None
+    # specification -> (robustness, first violating record), as recorded and without the cause:
     recorded = firmness.read_clauses(judged.scores, index)
     without = _judge_replay(replayed, header, judged.ruleset)
     return firmness.Counterfactual(
@@ -326,9 +343,9 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
 def _name_times(
     episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
 ) -> dict[int, float]:
-    # Return record -> time since record 0 [s], for the first violation of each clause.
+    # Return record -> time since record 0 [s], for the first violation of each specification (clause).
     # If the replay left the recorded path, also return the time of the record at which it left the path (`left`).
-    records = (left, *(clause.first for clause in clauses.values()))
+    records = (left, *(clause.first for clause in clauses.values()))  # None = no violation, or not off the path
     return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 
 

@@ -45,6 +45,7 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
     pen = ImageDraw.Draw(sheet)
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER_PX - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER_PX, _BORDER_PX))
+    # The title is 5 pixels below the frame, and the detail begins 22 pixels below the top of the title.
     title_y = height + 2 * _BORDER_PX + 5
     write_fitting(pen, title_y, title, "DejaVuSans-Bold.ttf", _TITLE_SIZE, sheet.width)
     write_fitting(pen, title_y + 22, detail, "DejaVuSans.ttf", _DETAIL_SIZE, sheet.width)
@@ -59,6 +60,7 @@ def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> P
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
         is_inside = seen == body
+        # The mean of the mask is the share of the picture that the body fills.
         if is_inside.mean() < _SURFACE_SHARE:
             # The line is just outside the region, so that no pixel of the body is hidden.
             outlined[binary_dilation(is_inside, iterations=_OUTLINE_PX) & ~is_inside] = color
@@ -74,6 +76,7 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
     """Draw text in the largest size that fits on one line; if none fits, in the smallest size on up to two lines."""
+    # `top` is the y of the first line and `width` the width of the picture [pixels]; `size` is the largest font size.
     fonts = [load_font(font_name, font_size) for font_size in range(size, _SMALLEST_SIZE - 1, -1)]
     room_px = width - 2 * _PADDING_PX
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
@@ -81,6 +84,7 @@ def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str,
         # `max_characters` is 90 % of the average characters that fit, because a line may have wider characters.
         max_characters = int(0.9 * len(text) * room_px / pen.textlength(text, font=fonts[-1]))
         text, font = "\n".join(wrap(text, max_characters, max_lines=2, placeholder=" …")), fonts[-1]
+    # `text` has several lines only if the font is the smallest, so the distance between lines is fixed.
     for k, line in enumerate(text.split("\n")):
         write_line(pen, (_PADDING_PX, top + k * (_SMALLEST_SIZE + 1)), line, font, width)
 
@@ -89,6 +93,7 @@ def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
     """Draw text on one line at `position`; an ellipsis ends text that is wider than `width` minus padding [pixels]."""
+    # Shorten the text by one character at a time until it fits together with the ellipsis.
     beginning, shown = text, text
     while beginning and pen.textlength(shown, font=font) > width - 2 * _PADDING_PX:
         beginning = beginning[:-1]
@@ -112,6 +117,7 @@ _QUANTIZER = "27"
 
 def can_film() -> bool:
     """Return whether the extra `video` is installed."""
+    # `av` (PyAV) is the package that this extra installs.
     return find_spec("av") is not None
 
 
@@ -127,7 +133,8 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
         stream = None
         for picture in pictures:
             height, width = (side - side % 2 for side in picture.shape[:2])  # rounded down to even numbers
-            if stream is None:  # the first picture determines the size
+            if stream is None:  # the first picture determines the film's size
+                # `_CODECS` are in order of preference. If none is installed, av raises an error about the last one.
                 codec = next((name for name in _CODECS if name in av.codecs_available), _CODECS[-1])
                 stream = container.add_stream(codec, rate=frames_per_s, options={"qp": _QUANTIZER})
                 stream.height, stream.width, stream.pix_fmt = height, width, _PIXEL_FORMAT
@@ -149,10 +156,12 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
     camera views are the task, the time, and each specification violated in the record with its value. The border is red
     in a violation, else green in the last record of a success, else gray.
     """
+    # `render(record, camera)` returns a camera's picture; `records` is the number of records.
     charts_by_spec = {trace.spec.spec_id: trace.chart for trace in explanation.violated_clauses}
     task = escape_controls(explanation.instruction or explanation.score.task_id)
     last_record = explanation.records - 1
     for record in range(explanation.records):
+        # The cameras' pictures are next to each other, in one row.
         views = np.concatenate([render(record, camera) for camera in cameras], axis=1)
         violations = [
             f"{spec_id}: {format_value_and_limit(chart, chart.format_value(record))}"
@@ -171,4 +180,5 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
 def format_value_and_limit(chart: TraceChart, value: str) -> str:
     """Return a formatted value with its limit, such as `288 N, limit 200 N`. A margin gets no limit: `margin 0.2`."""
+    # `MARGIN` is the name of a chart that shows a formula's distance to violation; its limit is always 0.
     return f"margin {value}" if chart.signal == MARGIN else f"{value}, limit {chart.limit_text}"

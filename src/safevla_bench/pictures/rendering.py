@@ -72,6 +72,7 @@ def render_frames(
     """
     make_folder(own_path(run.folder, run_folder.FRAMES))
     frames: list[run_folder.Frame] = []
+    # Simplified meshes by digest: a cache, because episodes of a run often show the same objects.
     meshes: dict[str, TriangleMesh] = {}
     failed_count = 0
     for finished_count, index in enumerate(episodes):
@@ -94,14 +95,17 @@ _Rendered = tuple[run_folder.Frame, bytes]
 
 
 def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -> list[run_folder.Frame]:
-    # Writes an episode's new files, removes the files that they replace, and updates list and digests of the frames.
-    # Returns the new frames.
-    frames = [frame for frame, _ in rendered]
+    # `rendered` has each new frame with the bytes of its file; `index` is the episode's index in the run's batch.
+    # Write an episode's new files, remove the files that they replace, and update list and digests of the frames.
+    # Return the new frames.
+    new_frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
         write_atomically(own_path(run.folder, run_folder.FRAMES, frame.file), content)
+    # (policy, episode id) -> index of the episode in the run.
     index_by_key = {header.key: k for k, header in enumerate(run.batch.headers)}
     old_frames, kept_frames = run_folder.read_frames(run.folder), []
-    new_kinds = {frame.kind for frame in frames}
+    new_kinds = {frame.kind for frame in new_frames}
+    # True if any new frame is a still: all other kinds are in `_WHOLE_EPISODE`.
     has_new_stills = not new_kinds <= _WHOLE_EPISODE
     for frame in old_frames:
         episode_index = index_by_key.get((frame.policy, frame.episode_id))
@@ -112,10 +116,11 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
             kept_frames.append(frame)
 
     def sort_key(frame: run_folder.Frame) -> tuple[int, bool]:
-        # Episodes are in the run's order; the stills of an episode come first.
+        # Return a key that puts episodes in the run's order, and stills first (False is less than True).
         return index_by_key[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE
 
-    all_frames = sorted([*kept_frames, *frames], key=sort_key)
+    all_frames = sorted([*kept_frames, *new_frames], key=sort_key)
+    # The list is written after the new files and before old files are removed, so it never names a missing file.
     index_file = run_folder.write_frames(run.folder, all_frames)
     stale_files = {frame.file for frame in old_frames} - {frame.file for frame in all_frames}
     for file in stale_files:
@@ -124,7 +129,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     # Maps the name of each changed file to its content; None = the file was removed.
     changed_files = {**dict.fromkeys(stale_files), **written_files}
     add_digests(run.folder, {f"{run_folder.FRAMES}/{name}": content for name, content in changed_files.items()})
-    return frames
+    return new_frames
 
 
 def _render_episode(
@@ -134,12 +139,14 @@ def _render_episode(
     meshes: dict[str, TriangleMesh],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[_Rendered]:
+    # `index` is the episode's index in the run's batch; `record` is a batch with only this episode.
     # Return the episode's new frames. If only a 3-D replay is possible, `on_skip` gets the renderer's error.
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style.size)
+        # The last shot shows the final record, and its title has the outcome and the verdict.
         whole_episode = Shot("video", record=0, title="Whole episode", detail=shots[-1].title)
         frames: list[_Rendered] = []
         try:
@@ -152,6 +159,7 @@ def _render_episode(
             on_skip(error.with_place(Place(episode=record.headers[0].episode_id)))
         if style.replay3d:
             replay_shot = replace(whole_episode, kind="replay3d", title="Whole episode in 3-D")
+            # A replay has no fixed camera: its frame names the camera of the first view.
             content, camera = build_replay3d(stage, record, meshes), stage.aim(record=0, bodies=(), size=style.size)
             # A replay is not a picture, so its width and height are 0.
             frames.append(renderer.make_frame(replay_shot, camera, (0, 0), "replay3d.json", content))
@@ -166,6 +174,7 @@ class _EpisodeRenderer:
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
         """Return a shot's frame and JPEG file. The shot's index `number` makes file names of violations unique."""
+        # `self.record` is a batch with only this episode; `self.size` is height and width [pixels].
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
@@ -173,6 +182,7 @@ class _EpisodeRenderer:
         if shot.moved:  # also outline the bodies' first positions, in white
             seen_at_start = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
             image = drawing.outline_bodies(image, seen_at_start, drawing.OUTLINE_BEFORE)
+        # The border is red for a violation, green for the final record of a success, and gray otherwise.
         border = drawing.RED if shot.kind == "violation" else drawing.GREY
         if shot.kind == "final" and self.record.headers[0].success:
             border = drawing.GREEN
@@ -181,12 +191,14 @@ class _EpisodeRenderer:
         return self.make_frame(shot, camera, captioned.shape, f"{file_stem}.jpg", drawing.encode_jpeg(captioned))
 
     def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
-        # Returns the frame and the film of the whole episode, in which a record lasts as long as in the episode.
+        # Return the frame and the film of the whole episode. On average, records last as long as in the episode.
+        # `shot` has the kind and the caption; the pictures show all records.
         default_camera = self.stage.aim(0, (), _VIDEO_SIZE)
+        # `further_cameras` is an optional attribute of stages.
         cameras = [default_camera, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
 
         def render(step: int, camera: Camera) -> drawing.Pixels:
-            # Returns the camera's picture of record `step`.
+            # Return the camera's picture of record `step`; raise `RunError` if bodies are not where they were recorded.
             return render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image
 
         pictures = drawing.compose_video(explanation, cameras, render)
@@ -194,6 +206,7 @@ class _EpisodeRenderer:
         last_record = int(self.record.lengths[0]) - 1
         # The mean time between records. For a single record, it would be 0, so `dt_s` is used.
         interval_s = self.record.elapsed_s(0, last_record) / max(1, last_record) or float(self.record.dt_s[0])
+        # Encoders need a rational frame rate with a small denominator.
         frames_per_s = Fraction(1 / interval_s).limit_denominator(1000)
         content = drawing.encode_film(chain([first_picture], pictures), frames_per_s)
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
@@ -203,8 +216,10 @@ class _EpisodeRenderer:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
-        # `shape` begins with the picture's height and width; `name` is the end of the file's name.
+        # Return the frame that describes a file, and the file's `content`.
+        # `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's name.
         header = self.record.headers[0]
+        # Only a shot of a violation has a specification and its signal.
         signal_trace = shot.clause.signal_trace if shot.clause else None
         frame = run_folder.Frame(
             episode_id=header.episode_id,
@@ -253,12 +268,13 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     last_record = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ending = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
-    verdict = verdict_word(explanation.score.safe)
+    verdict = verdict_word(explanation.score.safe)  # `safe`, `unsafe` or `no verdict`
     if explanation.score.safe is False:
         violated_count = len(explanation.violated_clauses)
         verdict += f": {violated_count} specification{'' if violated_count == 1 else 's'} broken"
     final_detail = f"Final state, step {last_record} ({format_fixed(explanation.elapsed_s(last_record), 2)} s)"
     return (
+        # The arguments of a shot: kind, record, title and detail.
         Shot("initial", 0, "Initial state", escape_controls(task)),
         *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),
         Shot("final", last_record, f"{ending}, {escape_controls(verdict)}", final_detail),
@@ -266,13 +282,15 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
-    """Return the shot of a record that violates a specification, with the involved bodies outlined. If it limits joint
-    torque, the shot has a joint index instead of bodies. If it limits displacement, `moved` is true.
+    """Return the shot of a record that violates a specification, with the involved bodies outlined. If a joint's torque
+    is limited, the shot has the joint's index instead of bodies. If a displacement is limited, `moved` is true.
     """
+    # `contributors` are the bodies (or the joint) that determine the signal's value; None = they are not known.
+    # As text, they are a role and names, such as `hardest contact hand (gripper) and plate_1 (target)`.
     chart, contributors = clause.chart, moment.involved
     body_names = contributors.names if contributors else ()
     joint = contributors.joint if contributors else None
-    moved = chart.signal == "non_target_disp_max"
+    moved = chart.signal == "non_target_disp_max"  # largest displacement of a bystander or fixture
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)"
     if moved:
         detail += "; white outline: start position"
@@ -310,6 +328,7 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
     cannot describe its scene, and `RunError` if bodies would not be shown where they were recorded.
     """
     geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
+    # The batch has one episode, so its only end (`starts[-1]`) is the number of records.
     poses = [stage.pose(step) for step in range(int(record.starts[-1]))]
     for step, pose in enumerate(poses):
         _check_positions(pose.body_pos_m, record, step)
@@ -330,6 +349,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
         suites = [header.benchmark]
     for suite in suites:
         for task in list_tasks(host, str(suite), folder / run_folder.RUN):
+            # `base_suite` removes a label such as `found:edge:` from the recorded name of the suite.
             if (task.benchmark, task.task_id) == (base_suite(header.benchmark), header.task_id):
                 return host.stage(task, record)
     problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
@@ -357,6 +377,7 @@ def render_checked(
 
 def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     # Raise `RunError` if a body is not shown where it was recorded.
+    # `bodies` [P] are indices of bodies, and `positions_m` is [n, P, 3], or empty if no position was recorded.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     for body, position_m in zip(bodies, positions_m[step] if len(bodies) else (), strict=True):
         name = record.body_label(int(body))

@@ -88,6 +88,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
     traces, fields = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events: list[ViolationEvent] = []
     for trace in traces:
+        # The values as the specification reads them: of the arm that decides, in the intervals that it judges.
         spec_fields = view_clause(fields, ruleset.library[trace.spec.spec_id], ruleset)
         events += _violation_events(trace, spec_fields, ruleset.registry)
     contacts, label = record.contacts, record.body_label
@@ -95,17 +96,19 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
         (escape_controls(label(a)), escape_controls(label(b)), force_n)
         for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
     ]
-    # The start and end of each record's rows in the list of contacts.
+    # The start and end of each record's rows in the list of contacts; () if contacts were not recorded.
     row_spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
+    # The id has digests of the record and of the rules, so that other records or rules give another id.
     hashed_contents = (encode_json(record), repr(ruleset.provenance().rules).encode())
     digests = "-".join(hashlib.sha256(content).hexdigest()[:12] for content in hashed_contents)
-    # Some episode ids already begin with the policy.
+    # Some episode ids already begin with the policy, which is then not repeated in the recording's id.
     policy_part = "" if score.episode_id.startswith(f"{score.policy}/") else score.policy
     id_parts = [part for part in (run, policy_part, score.episode_id, digests) if part]
     return Timeline(
         recording_id="/".join(map(escape_controls, id_parts)),
         facts={
             **{key: escape_controls(getattr(score, key) or "") for key in _IDENTITY_FIELDS},
+            # All facts are texts; unknown values are empty or a phrase such as `no verdict`.
             "success": str(score.success).lower(),
             "safe": NO_VERDICT if score.safe is None else str(score.safe).lower(),
             "vsi": "" if score.vsi is None else repr(score.vsi),
@@ -140,7 +143,7 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
 
 def _violation_events(trace: SpecTrace, fields: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     # Yield an event for each record in which a violation begins, then for the worst record.
-    # `fields` are the episode's values as the specification reads them.
+    # `fields` are the episode's values as the specification reads them: of one arm, in the judged intervals.
     chart, spec_id = trace.chart, trace.spec.spec_id
     # `diff` of Booleans is True at each change, so `first_records` has the start of each run of failing records.
     first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
@@ -173,9 +176,11 @@ def encode_rrd(timeline: Timeline) -> bytes:
     stream.send_property("episode", rr.AnyValues(**timeline.facts))
     stream.log("world", rr.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
     for body in timeline.bodies:
+        # A ball represents each body, because records have poses but no shapes.
         ball = rr.Points3D([[0, 0, 0]], radii=SIZE_M, colors=[COLORS[body.role]], labels=[body.name])
         stream.log(["world", body.name], ball, static=True)
     for path, columns, records in _rerun_columns(timeline):
+        # Rerun can show the values over the numbers of the records (`step`) or over seconds (`time`).
         steps = np.asarray(records)
         times = [rr.TimeColumn("step", sequence=steps), rr.TimeColumn("time", duration=timeline.times_s[steps])]
         stream.send_columns(str(rr.new_entity_path(list(path))), times, columns)
@@ -184,11 +189,12 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    # Yields each entity's path, its columns, and the record index of each row of the columns.
+    # Yield each entity's path, its columns, and the record index of each row of the columns.
     import rerun as rr
 
     all_records = range(timeline.records)
     for body in timeline.bodies:
+        # Rerun expects the scalar component of a quaternion last.
         xyzw = None if body.quat_wxyz is None else body.quat_wxyz[:, [1, 2, 3, 0]]
         yield ("world", body.name), rr.Transform3D.columns(translation=body.pos_m, quaternion=xyzw), all_records
     contacts = [contact for record in timeline.contacts for contact in record]
@@ -196,11 +202,13 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         a, b, force_n = zip(*contacts, strict=True)
         contact_fields = {"a": a, "b": b, "force_n": np.array(force_n)}
         columns = rr.DynamicArchetype.columns("contact", components=contact_fields)
+        # `partition` divides the rows into one batch per record, which is empty without contacts.
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), all_records
     for trace in timeline.traces:
         signal_trace, spec_id = trace.signal_trace, trace.spec.spec_id
         # Margins of different specifications differ, so a margin's path includes the specification.
         path = ("signals", signal_trace.signal, *([spec_id] if signal_trace.signal == MARGIN else []))
+        # Three curves: the signal, its constant limit, and 1 in violating records (0 otherwise).
         yield (*path, "value"), rr.Scalars.columns(scalars=signal_trace.values), all_records
         yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records
         yield ("broken", spec_id), rr.Scalars.columns(scalars=signal_trace.failing.astype(np.float64)), all_records
@@ -219,6 +227,7 @@ _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json")
 def encode_mcap(timeline: Timeline) -> bytes:
     """Return the bytes of an MCAP file; the same libraries give the same bytes. Raises `RunError` without `mcap`."""
     try:
+        # This module is only imported here to report its absence; `_mcap_messages` uses it.
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
         from mcap_protobuf.schema import register_schema
@@ -230,6 +239,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
     writer.add_metadata("episode", dict(timeline.facts))
     channels: dict[str, int] = {}
     for at_ns, topic, schema_name, message in _mcap_messages(timeline):
+        # A topic's channel is registered with its first message; `schema_name` is empty for protobuf messages.
         if topic not in channels:
             if schema_name:
                 schema = writer.register_schema(schema_name, "jsonschema", json.dumps(_SCHEMAS[schema_name]).encode())
@@ -248,14 +258,16 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
     for record in range(timeline.records):
+        # `Any`, because the types of protobuf's classes do not include dictionaries, which they accept as messages.
         at_ns = round(float(timeline.times_s[record]) * 1e9)
         timestamp: Any = {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}
         transforms: Any = [_body_transform(body, record, timestamp) for body in timeline.bodies]
         yield at_ns, "/tf", "", FrameTransforms(transforms=transforms)
-        if timeline.contacts:
+        if timeline.contacts:  # () if contacts were not recorded
             contacts = [dict(zip(("a", "b", "force_n"), contact, strict=True)) for contact in timeline.contacts[record]]
             yield at_ns, "/contacts", "safevla.Contacts", {"contacts": contacts}
         for trace in timeline.traces:
+            # Each specification has a topic with the value of its signal in each record.
             yield at_ns, f"/specs/{trace.spec.spec_id}", "safevla.Reading", _spec_reading(trace, record)
         for event in timeline.events:
             if event.record == record:
@@ -264,12 +276,13 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
-    # Return the content of a message with the schema `safevla.Reading`.
+    # Return the content of a message with the schema `safevla.Reading`: the signal and its limit in one record.
+    # `watched` says whether the limit applies in the record; a specification without a gate applies everywhere.
     signal_trace, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
         "signal": signal_trace.signal,
         "unit": signal_trace.unit,
-        "value": value if np.isfinite(value) else None,
+        "value": value if np.isfinite(value) else None,  # JSON has no NaN or infinity
         "limit": signal_trace.limit,
         "upper": signal_trace.upper,
         "watched": True if signal_trace.gate is None else bool(signal_trace.gate[record]),
@@ -278,7 +291,8 @@ def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
 
 
 def _body_transform(body: BodyTrack, record: int, timestamp: Mapping[str, int]) -> dict[str, Any]:
-    # Return the fields of a `FrameTransform`; a body without a recorded rotation is not rotated.
+    # Return the fields of a `FrameTransform`: the body's pose in the world frame, with lengths in meters.
+    # A body without a recorded rotation gets the identity. `timestamp` has the keys `seconds` and `nanos`.
     quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record].tolist()
     return {
         "timestamp": timestamp,

@@ -57,7 +57,9 @@ class ReplaySection:
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
     # Yield each frame with the key of its episode (after the policy is renamed) and with its run folder.
+    # `names` maps recorded to new names for each of `paths`; without `names`, all policies keep their names.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
+        # Only a run folder, which has the file `RUN`, can have frames.
         if (folder / RUN).exists():
             for frame in read_frames(folder):
                 yield (new_names.get(frame.policy, frame.policy), frame.episode_id), folder, frame
@@ -85,10 +87,11 @@ def collect_images(
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
-    left_out, room_bytes = 0, most_bytes
+    left_out, room_bytes = 0, most_bytes  # `room_bytes` is what is left for further pictures
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind == "video":
             if page_folder is not None and (folder / FRAMES / frame.file).is_file():
+                # A film is linked, not embedded: its address is relative to the page.
                 films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, page_folder)).as_posix())
         elif frame.kind != "replay3d":
             picture = read_picture(folder, frame, room_bytes * 3 // 4)  # base64 encodes 3 bytes as 4 characters
@@ -99,7 +102,7 @@ def collect_images(
             data_uri = f"data:image/{picture_format.lower()};base64,{base64.b64encode(content).decode()}"
             room_bytes -= len(data_uri)
             images.setdefault(key, []).append((frame, data_uri))
-    kind_order = {"initial": 0, "violation": 1, "final": 2}
+    kind_order = {"initial": 0, "violation": 1, "final": 2}  # other kinds come last, with 3
     for episode_images in images.values():
         episode_images.sort(key=lambda image: kind_order.get(image[0].kind, 3))
     return Album({key: tuple(episode_images) for key, episode_images in images.items()}, left_out, films)
@@ -124,6 +127,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
         if frame.kind != "replay3d":
             continue
         try:
+            # A small file may need much memory when it is decoded.
             with limit_memory(folder / FRAMES / frame.file):
                 document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
         except OSError:
@@ -143,15 +147,17 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
     episodes: dict[int, Markup] = {}
     meshes: Document = {}
     left_out, room_bytes = 0, most_bytes
+    # Signals whose names begin with `person_dist` are distances to a person.
     all_signals = {name for spec in records.ruleset.library for name in spec.signals}
     person_signals = [name for name in all_signals if name.startswith("person_dist")]
     for index in rank_by_severity(scores):
         if index not in records or keys[index] not in replays:
             continue
+        # A copy, because the meshes are removed from it: the page stores them separately.
         document = dict(replays[keys[index]])
         episode_meshes = document.pop("meshes")
-        assert isinstance(episode_meshes, dict)
-        # A page stores each mesh once.
+        assert isinstance(episode_meshes, dict)  # `read_replay` has checked the type
+        # A page stores each mesh once, even if several episodes show it.
         new_meshes = {digest: mesh for digest, mesh in sorted(episode_meshes.items()) if digest not in meshes}
         # A replay always shows the boxes around persons. It shows another box only with a specification that uses it.
         if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
@@ -163,25 +169,30 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
             continue
         room_bytes -= characters
         meshes |= new_meshes
-        episodes[index + 1] = episode_json
+        episodes[index + 1] = episode_json  # the page numbers episodes from 1
     scripts = tuple(Markup(read_template(name)) for name in PLAYER_SCRIPTS) if episodes else ()
     return ReplaySection(episodes, _inert_json(meshes), scripts, left_out)
 
 
 def _inert_json(document: object) -> Markup:
+    # Return JSON text that can be inserted into an HTML page as it is; equal documents give equal text.
     # Without the characters <, > and &, the text cannot end a script element or begin a tag.
     text = escape_json(msgspec.json.encode(document, order="deterministic")).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    # Yield the verdicts on an episode for the 3-D player; yield nothing if the episode has no traces.
-    reading = records.ruleset.read_fields(records.record(episode))
+    # Yield the verdict on each specification for the 3-D player; yield nothing if the episode has no record.
+    # `episode` is an index in the scores. The fields of a verdict:
+    # `first` (-1 = none) and `worst` are records, and `spans` are the first and last records of each violation.
+    # `bodies` are involved in the worst record, and `bodies_first` in the first violating record.
+    fields = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
         signal_trace = spec_trace.signal_trace
         signal_names = records.ruleset.library[spec_trace.spec.spec_id].signals
-        boxes = _find_signal_boxes(reading, [name for name in signal_names if not name.startswith("person_dist")])
+        # Boxes around persons are left out here, because the player always shows them.
+        boxes = _find_signal_boxes(fields, [name for name in signal_names if not name.startswith("person_dist")])
         yield {
             **({"boxes": boxes} if boxes else {}),
             "spec": " of ".join(filter(None, (spec_trace.spec.spec_id, spec_trace.arm))),
@@ -194,20 +205,22 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
         }
 
 
-def _find_signal_boxes(reading: RecordFields, signal_names: Sequence[str]) -> list[Document]:
+def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> list[Document]:
     # Return the boxes to which these signals measure distances. A box [m] is in the frame of `body` (None = world).
-    return [
-        {"body": body, "center": box[:3], "size": box[3:]}
-        for name in sorted({*signal_names})
-        if (bodies := SIGNALS[name].bodies) is not None
-        for body, box in find_boxes(reading, bodies.call)
-    ]
+    # `fields` are the values of one episode; `bodies.call` is the expression that defines a signal, with its arguments.
+    documents: list[Document] = []
+    for name in sorted({*signal_names}):
+        bodies = SIGNALS[name].bodies  # None = the signal's value does not depend on particular bodies
+        boxes = [] if bodies is None else find_boxes(fields, bodies.call)
+        documents += [{"body": body, "center": box[:3], "size": box[3:]} for body, box in boxes]
+    return documents
 
 
 def _list_involved(moment: Moment | None) -> list[str]:
+    # Return the names of the bodies that determine a signal's value, or the name of a joint; [] if they are unknown.
     involved = moment.involved if moment else None
     if involved is None:
         return []
     if involved.joint is None:
         return [*involved.names]
-    return [f"joint {involved.joint + 1}"]  # `joint 1` is the first joint of the arm
+    return [f"joint {involved.joint + 1}"]  # the index counts from 0, the text from 1

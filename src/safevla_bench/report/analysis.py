@@ -58,7 +58,7 @@ def analyze_scores(
         bodies: the bodies of all violations; None = find them in the records.
         uncounted: phrases about planned episodes without scores; if any, comparisons and trends have no verdict.
     """
-    if not scores.is_counted.any():
+    if not scores.is_counted.any():  # all episodes were stopped or crashed
         return Analysis()
     policies = split_by_policy(scores, batch.headers, privileged=privileged, uncounted=uncounted)
     return Analysis(
@@ -71,7 +71,7 @@ def analyze_scores(
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
-    # Return fields of `Analysis`: `comparison` and `unpaired`, or `uncompared`.
+    # Return fields of `Analysis`: `comparison` and `unpaired`, or else `uncompared`, the reason for no comparison.
     # Return {} if fewer than two policies have episodes.
     with_episodes = [policy for policy in policies if len(policy)]
     if len(with_episodes) < 2:
@@ -88,6 +88,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
 def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
+    # Return the comparison of training checkpoints; None if the policies' names do not form a series.
     runs = find_series(policies)
     with suppress(RunError):  # the report has no section on the series if the runs cannot be compared
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
@@ -95,6 +96,7 @@ def _compare_series(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
+    # Return the metrics under the paper's threshold variants; None if the library does not allow the variants.
     with suppress(SpecError):  # raised if units in the library and in the paper's threshold variants differ
         return ablate_thresholds(scores, library, rescore)
     return None

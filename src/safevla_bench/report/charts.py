@@ -80,12 +80,15 @@ class PlotArea:
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
         """Return the horizontal position of a record (or of each record in an array), as a fraction of the width."""
+        # `last` is the index of the last record, and `times_s` are the times of all records (None = equal intervals).
+        # `max` avoids a division by zero if there is only one record.
         if self.times_s is None or not self.last:
             return record / max(self.last, 1)
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
         """Return the vertical position of a value (or of each value in an array) [pixels]; may be outside the area."""
+        # `low` is drawn at `bottom` and `high` at `top`; pixels are counted downwards.
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
@@ -96,15 +99,18 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     count = len(values)
     if count <= max_points:
         return np.arange(count)
-    # `inner_values` are all values except the first and the last.
+    # `inner_values` are all values except the first and the last, which are always kept.
     # `edges` are the indices in `inner_values` at which an interval begins or ends.
+    # Two points are the ends, and each interval adds two: its minimum and its maximum.
     edges = np.linspace(1, count - 1, (max_points - 2) // 2 + 1).astype(np.int64) - 1
     inner_values = values[1:-1]
     index_sets = [np.array([0, count - 1])]
     for extreme, neutral in ((np.minimum, np.inf), (np.maximum, -np.inf)):
         # A peak is a value that equals the minimum or maximum of its interval. Only each interval's first peak is kept.
+        # `neutral` replaces values that are not finite, so that they are no extremes.
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
+        # `peaks` is ascending, and `searchsorted` finds the first peak at or after the beginning of each interval.
         first_peaks = peaks[np.searchsorted(peaks, edges[:-1])]
         index_sets.append(first_peaks + 1)  # indices in `values` are greater by 1
     return np.unique(np.concatenate(index_sets))
@@ -115,11 +121,14 @@ def draw_chart(chart: TraceChart) -> Chart:
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE))
     limit_y = area.y(chart.limit)
     return Chart(
+        # `_label_worst` replaces `worst_y`, because a large chart marks the worst value even if it is not finite.
         **(_draw_paths(chart, area, MOST_POINTS, across_digits=1) | _label_worst(chart, area)),
         caption=_describe_chart(chart),
         height=HEIGHT,
         limit_label=f"limit {chart.limit_text}",
+        # The label is above an upper limit and below a lower limit, on the forbidden side.
         limit_label_y=_format_px(limit_y - 5 if chart.upper else limit_y + 13),
+        # The ticks depend on the duration in seconds.
         across=_time_ticks(area.last * chart.dt_s if chart.times_s is None else float(chart.times_s[-1])),
         down=tuple((_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
         worst_s=chart.format_time(chart.worst),
@@ -128,6 +137,7 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_digits: int) -> dict[str, Any]:
     # Return the fields that a sparkline and a chart have in common, except `caption` and `height`.
+    # The line has at most `max_points` points; `across_digits` is the number of decimals of horizontal positions.
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
@@ -145,6 +155,7 @@ def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_di
 
 
 def _describe_chart(chart: TraceChart) -> str:
+    # Return the chart in words, for readers who do not see it. `chart.first` is -1 without a violation.
     first_text = f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation"
     span_text = f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s"
     return f"{span_text}, {chart.describe_worst()}, limit {chart.limit_text}, {first_text}"
@@ -158,14 +169,16 @@ def draw_sparkline(chart: TraceChart) -> Sparkline:
 
 
 def _format_px(value: float) -> str:
+    # Return at most one decimal; `z` avoids the text -0.0.
     return f"{value:z.1f}".removesuffix(".0")
 
 
 def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digits: int) -> str:
-    # Return the path of a line through the finite values, with a gap at each value that is not finite.
+    # Return the SVG path of a line through the finite values, with a gap at each value that is not finite.
+    # `across_digits` is the number of decimals of x; y has one decimal.
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
-    # A line begins at the first finite value, and at each finite value after a gap.
+    # A line begins (`M` in SVG) at the first finite value, and at each finite value after a gap.
     begins_line = is_finite & ~np.concatenate([[False], is_finite[:-1]])
     xs, ys = ACROSS * np.asarray(area.share(indices[is_finite])), area.y(values[indices[is_finite]])
     points = zip(begins_line[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
@@ -177,7 +190,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
 
 
 def _rectangle_path(flags: Bools, area: PlotArea, top: float, bottom: float, margin_records: float) -> str:
-    # Return the path of a rectangle for each run of True flags.
+    # Return the SVG path of a rectangle for each run of True flags; `top` and `bottom` are in pixels.
     # Each rectangle is wider than its run by `margin_records` on each side.
     top_px, bottom_px = _format_px(top), _format_px(bottom)
     spans = [
@@ -189,6 +202,7 @@ def _rectangle_path(flags: Bools, area: PlotArea, top: float, bottom: float, mar
 
 def true_runs(flags: Bools) -> list[tuple[int, int]]:
     """Return the first and the last index of each run of consecutive True values."""
+    # `changes` is 1 where a run begins, and -1 one position after its end; runs may touch the ends of the array.
     changes = np.diff(np.concatenate([[0], flags.astype(np.int8), [0]]))
     firsts, lasts = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1) - 1
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
@@ -196,6 +210,7 @@ def true_runs(flags: Bools) -> list[tuple[int, int]]:
 
 def _label_worst(chart: TraceChart, area: PlotArea) -> dict[str, str]:
     # Return the positions of the mark and the label of the worst value, as fields of a chart.
+    # If the worst value is not finite, the mark is at the top, and the label is empty.
     value, x = float(chart.values[chart.worst]), area.x(chart.worst)
     y = area.y(value) if math.isfinite(value) else float(TOP)
     # Near the edges of the chart, the label begins or ends at the point, so that it stays inside the chart.
@@ -217,6 +232,7 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Return about `about` ascending round numbers from `low` to `high`, spaced by 1, 2 or 5 times a power of ten.
     Raises `ValueError` unless `low` is less than `high`.
     """
+    # Fractions are exact, so that ticks such as 0.3 have no rounding error.
     least_step = Fraction(high - low) / about
     power_of_ten = Fraction(10) ** math.floor(math.log10(least_step))
     step = min(power_of_ten * k for k in (1, 2, 5, 10) if power_of_ten * k >= least_step)
@@ -225,6 +241,7 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _time_ticks(duration_s: float) -> tuple[tuple[str, str], ...]:
+    # Return (position in % of the width, label) of each tick; only a tick at 0 for a single record.
     if duration_s <= 0:
         return (("0%", "0 s"),)
     ticks_s = round_ticks(0.0, duration_s, about=5)

@@ -33,6 +33,7 @@ class Evidence:
     vacuous: Mapping[str, str]
 
     def trace(self, spec_id: str) -> SpecTrace | None:
+        # Return the trace of a specification; None if the specification has no verdict or is not scored.
         return next((trace for trace in self.traces if trace.spec.spec_id == spec_id), None)
 
 
@@ -44,11 +45,14 @@ class EpisodeRecords:
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
         """Match the records of `batch`, in any order, to the episodes of `scores`; None = there are no records."""
         self.scores, self.batch, self.ruleset = scores, batch, ruleset
+        # A key is (policy, episode id).
         index_by_key = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
+        # For each episode of the scores: the index of its record in the batch; None without a record.
         self._batch_indices = [index_by_key.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
         self._evidence: dict[int, Evidence] = {}
 
     def __contains__(self, episode: int) -> bool:
+        # True if the episode has a record.
         return self._batch_indices[episode] is not None
 
     def header(self, episode: int) -> Header | None:
@@ -72,16 +76,19 @@ class EpisodeRecords:
         if self.batch is None or index is None:
             return ""
         header, record_count = self.batch.headers[index], int(self.batch.lengths[index])
+        # A record of a run knows its initial state and seed; other records may lack them.
         known_facts = {"initial state": header.init_state_index, "seed": header.seed}
         facts = [f"{name} {value}" for name, value in known_facts.items() if value is not None]
         duration_s = format_fixed(self.batch.elapsed_s(index, record_count - 1), 2)
         return ", ".join([*facts, f"{record_count} records, {duration_s} s"])
 
     def record(self, episode: int) -> Batch:
+        # Return a batch with only the episode's record, which must exist.
         return self._select([episode])
 
     def evidence(self, episode: int) -> Evidence | None:
         """Return the evidence from an episode's record; None if the episode has no record."""
+        # `episode in self` is true if the episode has a record.
         if episode in self and episode not in self._evidence:
             self.trace([episode])
         return self._evidence.get(episode)
@@ -92,8 +99,10 @@ class EpisodeRecords:
             self._trace_together(episodes[start : start + _TRACED_AT_ONCE])
 
     def _trace_together(self, episodes: Sequence[int]) -> None:
+        # Compute and cache the evidence of several episodes, which must have a record.
         scores, library = self.scores, self.ruleset.library
         fields = self.ruleset.read_fields(self._select(episodes))
+        # The ids of all specifications with a verdict in any of the episodes.
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
         # Derive the signals of all episodes at once; `fields` caches the signals, also for each single episode.
@@ -108,6 +117,7 @@ class EpisodeRecords:
             self._evidence[episode] = Evidence(traces, vacuous)
 
     def _select(self, episodes: Iterable[int]) -> Batch:
+        # Return a batch with the records of these episodes, in this order; episodes without a record are skipped.
         assert self.batch is not None
         indices = [self._batch_indices[episode] for episode in episodes]
         return select_episodes(self.batch, [index for index in indices if index is not None])
@@ -139,14 +149,17 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
     """Return the details of an episode. If `drawn`, add sparklines, and specific reasons for vacuous specifications."""
     if row.episode.success is None:  # the episode left no record
         return EpisodeDetails()
+    # Rows count episodes from 1, and `episode` is the index in the scores.
     scores, episode = records.scores, row.number - 1
     evidence = records.evidence(episode) if drawn else None
     header = records.header(episode)
     vacuous_specs = scores.specs_in_state(VACUOUS, episode)
+    # Without evidence from the record, the reason for every vacuous specification is a general sentence.
     why_vacuous = evidence.vacuous if evidence else dict.fromkeys(vacuous_specs, VACUOUS_REASON)
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in why_vacuous.items()]
-    for spec_id, code in scores.specs_in_state(INACTIVE, episode).items():
-        why = describe_reason(code, records.ruleset.registry, row.episode.benchmark)
+    # `reason` is a code such as `signal_missing:contacts`, and `why` is a sentence.
+    for spec_id, reason in scores.specs_in_state(INACTIVE, episode).items():
+        why = describe_reason(reason, records.ruleset.registry, row.episode.benchmark)
         unjudged.append((spec_id, "inactive", why))
     return EpisodeDetails(
         clauses=tuple(_describe_verdicts(scores, episode, evidence)),
@@ -157,13 +170,16 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
 
 
 def _describe_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
+    # Yield the verdict of each judged specification, in the order of the explanations: violated ones first.
+    # Without `evidence` (traces of signals), a verdict has no sparkline, no bodies and no cause.
     for column in judged_columns(scores, episode):
         spec_id, violated = scores.specs[column].spec_id, bool(scores.is_violated[column, episode])
         verdict = ClauseVerdict(spec_id, format_verdict(scores, column, episode), violated)
         trace = evidence.trace(spec_id) if evidence else None
         if trace:
             spark, involved, contributors = draw_sparkline(trace.chart), trace.worst.involved, format_cause(trace)
-            if involved and not contributors:  # a Boolean signal did not decide the verdict
+            # If a Boolean signal decided the verdict, `format_cause` has returned a remark, which replaces the bodies.
+            if involved and not contributors:
                 contributors = format_contributors(involved, spark.caption)
             why = trace.why.sentence if trace.why else ""
             verdict = replace(verdict, spark=spark, contributors=contributors, why=why)

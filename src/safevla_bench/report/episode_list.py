@@ -65,6 +65,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def policy(self) -> str | None:
+        # Return the policy's name; None if the records name no policy.
         return self.episode.policy
 
     @property
@@ -85,6 +86,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         first = ("first_violation_step", "first_violation_s", "first_violation_spec")
         return {
             "number": self.number,
+            # `getattr` returns its default, None, for facts that only a record has, and for a missing margin.
             **{name: getattr(episode, name, None) for name in (*names, *verdict)},
             **{name: getattr(margin, name, None) for name in SpecMargin.__struct_fields__},
             **{name: getattr(self, name) for name in first},
@@ -111,11 +113,13 @@ def list_episodes(
     (of any tier); episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
-    judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
-    indices = [index for index in judged.tolist() if only is None or index in only]
+    # ACTIVE means that the specification has a verdict on the episode.
+    candidates = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
+    indices = [index for index in candidates.tolist() if only is None or index in only]
     rows = [_list_episode(scores, float(dt_s[index]), stamps_s.get(index), index, column) for index in indices]
-    if column is not None:
+    if column is not None:  # episodes without a record have no verdict
         return rows
+    # Episodes without a record continue the numbers of the recorded episodes.
     absent = [
         (index, episode) for index, episode in enumerate(scores.absent, len(scores)) if only is None or index in only
     ]
@@ -141,16 +145,18 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
     has only number, names, outcome, reason and `counted` (False). `scores` must be the scores of the rows.
     """
     columns = {
+        # `tolist` converts NumPy's numbers to Python's.
         name: values.tolist() if isinstance(values, np.ndarray) else values
         for name, values in scores.episode_columns().items()
     }
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
+        # Names and outcome are known even without a record; the scores follow if there are any.
         values = {name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
-        score_values = (
-            {name: column[index] for name, column in columns.items()} if index < len(scores) else {"counted": False}
-        )
+        score_values: dict[str, object] = {"counted": False}  # of an episode without a record
+        if index < len(scores):
+            score_values = {name: column[index] for name, column in columns.items()}
         values |= {"number": row.number, **score_values, "reason": row.episode.reason, "why": row.why}
         flat.append({**values, "firmness": row.firmness.mark if row.firmness else None})
     optional_columns = ["why"] if any(row.why for row in rows) else []
@@ -161,6 +167,7 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
 def _list_episode(
     scores: Scores, dt_s: float, times_s: Floats | None, index: int, spec_column: int | None
 ) -> ListedEpisode:
+    # Return the row of the episode `index`; `times_s` are the times of its records (None = one record each `dt_s`).
     episode, column = scores.episode(index), int(scores.worst_column[index])
     # Without `spec_column`, the row shows the worst specification, and the first violation of any specification.
     # With `spec_column`, the row shows only the specification in this column, and its first violation.
@@ -168,14 +175,14 @@ def _list_episode(
     if spec_column is not None:
         column, first = spec_column, int(scores.first[spec_column, index])
         step, first_spec = (first, scores.specs[column].spec_id) if first >= 0 else (None, None)
-    first_s = None
+    first_s = None  # the time of the first violation; None without a violation
     if step is not None:
         first_s = step * dt_s if times_s is None else float(times_s[step])
     axis_by_spec = {spec.spec_id: spec.axis for spec in scores.specs}
     return ListedEpisode(
         number=index + 1,
         episode=episode,
-        margin=None if column < 0 else _spec_margin(scores, column, index),
+        margin=None if column < 0 else _spec_margin(scores, column, index),  # -1 = no verdict
         first_violation_step=step,
         first_violation_s=first_s,
         first_violation_spec=first_spec,
@@ -184,6 +191,8 @@ def _list_episode(
 
 
 def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
+    # Return the margin of the specification in `column` in the episode `index`.
+    # `rho` is -inf, here None, if a Boolean signal decided a violation; `depth` is NaN, here None, if it is unknown.
     spec, rho = scores.specs[column], finite_or_none(scores.rho[column, index])
     return SpecMargin(
         spec=spec.spec_id,
@@ -200,6 +209,7 @@ def add_violating_bodies(
     rows: Iterable[ListedEpisode], violations: Iterable[BodyViolation], spec_id: str | None = None
 ) -> list[ListedEpisode]:
     """Return the rows, with the bodies that violate the specification `spec_id` (None = any specification)."""
+    # Number of an episode -> its violations.
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
         if spec_id in (None, violation.spec_id):
@@ -209,6 +219,7 @@ def add_violating_bodies(
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
     """Return the rows. If an episode was replayed under varied physics, its row gets the results of the replays."""
+    # `firmness` maps (policy, episode id) to these results.
     return [msgspec.structs.replace(row, firmness=firmness.get((row.policy, row.episode_id))) for row in rows]
 
 
@@ -269,10 +280,12 @@ _NAMES_BY_FILTER: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
 
 
 def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
+    # Return all names by which a filter may select the task; messages show the last one, which is unambiguous.
     return task_id.removeprefix("task_"), task_id, f"{suite}/{task_id}"
 
 
 def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
+    # Return the rows that match a filter such as `policy`. Raises `RunError` if no row matches.
     names_of = _NAMES_BY_FILTER[filter_name]
     selected = [row for row in rows if wanted in names_of(row)]
     if not selected:
@@ -286,28 +299,28 @@ def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[Liste
     rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: kind of the first
     violating body. Rows with equal VSI or time are ordered by rho/threshold; rows without a value come last.
     """
-    if by is None:
-        return list(rows)
-    return sorted(rows, key=_ORDERS[by])
+    return list(rows) if by is None else sorted(rows, key=_ORDERS[by])
 
 
 def _margin_key(row: ListedEpisode) -> float | None:
     # Return rho/threshold, by which rows are sorted; None without a verdict.
     if row.margin is None:
         return None
-    # A violation that a Boolean signal decided has no margin and comes first.
+    # `share` is rho/threshold. A violation that a Boolean signal decided has no share, and comes first.
     return -inf if row.margin.share is None and row.margin.violated else row.margin.share
 
 
 def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
+    # Return a sort key: the kinds of the worst violating body (or pair of bodies), in the order of `BODY_KINDS`.
     # Rows without bodies come last, because False is less than True.
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 
 
 def _value_key(value: float | None, row: ListedEpisode) -> tuple[bool, float, float]:
-    # Rows without a value come last.
+    # Return a sort key that puts small values first, and rows without a value last (False is less than True).
     tie_breaker = _margin_key(row)  # rows with equal values are ordered by margin
+    # The 0 for a missing value has no effect, because the first item already distinguishes these rows.
     return value is None, value or 0.0, inf if tie_breaker is None else tie_breaker
 
 
@@ -324,7 +337,7 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     """Return a sort key that puts ep_9 before ep_10; leading zeros of numbers are ignored."""
     texts_and_numbers = re.split(r"(\d+)", name)  # the items at odd indices are numbers
     texts_and_numbers[1::2] = [number.lstrip("0") for number in texts_and_numbers[1::2]]
-    # Without leading zeros, the number with more digits is greater.
+    # Without leading zeros, the number with more digits is greater. The name itself orders ep_1 and ep_01.
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(texts_and_numbers)], name
 
 
@@ -332,10 +345,12 @@ def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
     """Return the row that `wanted` names: a position `:N`, a whole id, or the end of exactly one id. A number without a
     colon must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
     """
+    # A leading colon marks a position, and a second one marks an id that begins with a colon.
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]
     else:
         matches = [row for row in rows if row.episode_id == wanted.removeprefix(":")]
+        # Digits alone never match the end of an id, because they may be meant as a position.
         if not matches and not re.fullmatch(r"[1-9][0-9]*|:.*", wanted):
             matches = [row for row in rows if row.episode_id.endswith(wanted)]
     if len(matches) == 1:
@@ -354,14 +369,17 @@ _MAX_SHOWN = 5
 def find_recorded(judged: Judged, wanted: str) -> int:
     """Return the index of the episode that `find_episode` finds. Raises `RunError` if the episode has no record."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
+    # Episodes without a record are listed after all recorded episodes.
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")
     return row.number - 1
 
 
 def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
+    # Return the remedy for an id that matches no row: similar ids, and how to list the episodes.
     ids = dict.fromkeys(row.episode_id for row in rows)
     containing = [episode_id for episode_id in ids if wanted and wanted in episode_id]
+    # Ids that contain `wanted` come first; `fromkeys` removes duplicates and keeps the order.
     similar = dict.fromkeys([*containing[:_MAX_SHOWN], *get_close_matches(wanted, ids, n=_MAX_SHOWN, cutoff=0.5)])
     similar_text = f"Similar ids: {', '.join([*similar][:_MAX_SHOWN])}. " if similar else ""
     # If `wanted` is the number of a row, the hint shows the row's position, which the user may have meant.

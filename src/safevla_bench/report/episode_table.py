@@ -43,14 +43,18 @@ class EpisodeEntry:
 
     @property
     def key(self) -> tuple[str | None, str]:
+        # Return (policy or None, episode id), by which pictures and replays are found.
         return self.row.policy, self.row.episode_id
 
     @property
     def policy(self) -> str:
+        # Return the policy's displayed name, also if the records name none.
         return self.row.policy or UNNAMED
 
     @property
     def ending(self) -> str:
+        # Return the ending and the verdict as text, such as `Failed, unsafe, fragile`.
+        # Fragile means that varied physics changes a verdict. If `success` is None, the episode left no record.
         episode = self.row.episode
         if episode.success is None:
             return ENDINGS[self.kind]
@@ -59,10 +63,12 @@ class EpisodeEntry:
 
     @property
     def worst(self) -> str:
+        # Return the specification with the deepest violation (or the smallest margin); a dash without a verdict.
         return self.row.margin.spec if self.row.margin else NO_VALUE
 
     @property
     def severity(self) -> str:
+        # Return the episode's VSI, its greatest depth of violation (0 to 1), as text; a dash if it is unknown.
         return NO_VALUE if self.row.episode.vsi is None else format_fixed(self.row.episode.vsi, 3)
 
     @property
@@ -107,11 +113,12 @@ def build_episode_table(
     scores = records.scores
     ranked = rank_by_severity(scores)
     drawn = list(islice((k for k in ranked if k in records), MOST_DRAWN))
-    records.trace(drawn)
+    records.trace(drawn)  # computes the signals of many episodes together, which is faster
     total = len(scores) + len(scores.absent)
-    # Indices of episodes, without duplicates; episodes without a record come last.
+    # Indices of episodes, without duplicates (so a dictionary's keys); episodes without a record come last.
     worst_first = dict.fromkeys([*select_worst(scores), *ranked, *range(len(scores), total)])
     listed_indices, drawn_indices = {*islice(worst_first, MOST_LISTED)}, set(drawn)
+    # Without a record, the control step is unknown (NaN), and so are times.
     headers = map(records.header, range(len(scores)))
     dt_s = np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
     rows = episode_list.list_episodes(scores, dt_s, stamps_s=records.stamps_s, only=listed_indices)
@@ -125,12 +132,13 @@ def build_episode_table(
 
 
 def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
-    # Return a key of `ENDINGS`. If `success` is None, the episode left no record.
+    # Return a key of `ENDINGS`: a known verdict of a finished episode is two letters, outcome and safety.
+    # If `success` is None, the episode left no record.
     if episode.success is None:
         return "cr"
     if episode.safe is None:
         return "nv"
-    if episode.outcome == "stopped":
+    if episode.outcome == "stopped":  # with a verdict, so it violated a limit before
         return "st"
     success_letter = "s" if episode.success else "f"
     return success_letter + ("s" if episode.safe else "u")
@@ -139,6 +147,7 @@ def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
 def _filter_values(scores: Scores, row: episode_list.ListedEpisode) -> dict[str, list[str]]:
     # Return for each filter the values that match the episode.
     episode = row.episode
+    # An episode without a record (`success` is None) has no column in the scores, and so no violation.
     columns = [] if episode.success is None else scores.scored_columns.tolist()
     return {
         "policy": [row.policy or UNNAMED],

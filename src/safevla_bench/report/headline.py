@@ -42,8 +42,10 @@ def build_headline(
         f"Crashed episodes, excluded from every rate: {aggregate.crashed}." if aggregate.crashed else "",
         f"Stopped episodes, excluded from SR: {aggregate.stopped}." if aggregate.stopped else "",
     ]
+    # Without any verdict, the answer says why Safety is unknown.
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
+        # If episodes ran but have no verdict, their reasons replace this one.
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
         return Headline(f"Safety is not known: {reason}.", tuple(filter(None, lost_sentences)))
@@ -58,9 +60,13 @@ def build_headline(
         answer = _several_policies_answer(rates, noun, is_ranked=is_ranked)
     else:
         is_cell_unjudged = any(cell.unjudged and not has_verdict(cell) for cell in cells)
-        ((name, safety),) = rates.items()
-        answer = _single_policy_answer(safety, f" of {name}" if is_cell_unjudged or len(all_rates) > 1 else "", noun)
+        ((name, safety),) = rates.items()  # the only policy and its rate
+        # The policy is named if other policies or cells ran, too, but have no part in this rate.
+        of_policy = f" of {name}" if is_cell_unjudged or len(all_rates) > 1 else ""
+        answer = _single_policy_answer(safety, of_policy, noun)
+    # Wide intervals, from few episodes, get a warning.
     has_wide_interval = any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE_INTERVAL for rate in rates.values())
+    # A sentence that does not apply is empty, and is removed below.
     support = [
         *_exclusion_sentences(cells),
         mixture if len(rates) > 1 else "",
@@ -79,6 +85,7 @@ _WIDE_INTERVAL_SENTENCE = (
 
 
 def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
+    # Yield up to two sentences: on cells (policy × suite) with episodes without a verdict, and on stopped episodes.
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named_cells = list(zip(names, cells, strict=True))
     if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named_cells if cell.unjudged]:
@@ -97,6 +104,7 @@ def describe_mixture(scores: Scores) -> str:
     policy `noop` is left out.
     """
     # Policy -> number of judged episodes of each (suite, task). Tasks without a judged episode have the count 0.
+    # So the keys are all tasks that the policy ran, and the counts weight the tasks in its Safety.
     judged_counts: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
     rows += [(episode.policy, episode.benchmark, episode.task_id, False) for episode in scores.absent]
@@ -105,6 +113,7 @@ def describe_mixture(scores: Scores) -> str:
             judged_counts.setdefault(policy, Counter())[suite, task] += int(is_judged)
     if len({frozenset(counts) for counts in judged_counts.values()}) > 1:
         return "The policies did not run the same tasks: these numbers do not rank the policies."
+    # For each policy with a verdict: the shares of the tasks, in the same order for all policies.
     shares = [
         np.array([counts[task] for task in sorted(counts)]) / counts.total()
         for counts in judged_counts.values()
@@ -130,6 +139,8 @@ def _pool_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]
 
 
 def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
+    # Return the answer for one policy; `of_policy` is " of NAME" or "", and `noun` is "episode" or "judged episode".
+    # Episodes with the same initial state are not independent, so the bound counts initial states (`starts`).
     unsafe, episodes = safety.n - safety.count, count_noun(safety.n, noun)
     episodes += f" from {count_noun(safety.starts, 'start')}" if safety.starts else ""
     if not unsafe:
@@ -148,15 +159,19 @@ def _safety_differences(comparison: Comparison | None) -> list[Difference]:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bool) -> str:
+    # Return the answer for at least two policies; `rates` has the Safety of each policy.
+    # `is_ranked` is false if the comparison cannot say which policy is safer; then no policy is called best.
     violating_count = sum(rate.count < rate.n for rate in rates.values())
     violating = f"{violating_count or 'None'} of {len(rates)} policies"
     if not violating_count:
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
+        # The policy with the fewest episodes has the weakest bound.
         fewest = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)
         return f"{violating} broke a safety limit in {episodes}; {fewest} has the fewest episodes: {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
+    # If the rates look equal, or must not be ranked, list all of them.
     if not is_ranked or _format_rate(rates[best]) == _format_rate(rates[last]):
         all_rates = ", ".join(f"{name} {_format_rate(rate)} ({_format_ci(rate)})" for name, rate in rates.items())
         return f"{violating} broke safety limits; Safety: {all_rates}."
@@ -167,11 +182,13 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
+    # Return a sentence on the share of successes that were unsafe; "" if the share is unknown for any cell.
     judged = [cell for cell in cells if has_verdict(cell)]
     if not judged or any(cell.rates[UNSAFE_SUCCESS.key].unknown for cell in judged):
         return ""
     known_rates = {name: rate for name, rate in _pool_by_policy(judged, UNSAFE_SUCCESS).items() if rate.n}
     if not known_rates:
+        # If episodes succeeded, but none of these has a verdict, there is nothing to say.
         return "" if any(cell.rates[SR.key].count for cell in judged) else "No episode succeeded."
     successes = count_noun(sum(rate.n for rate in known_rates.values()), "success", "es")
     if not any(rate.count for rate in known_rates.values()):
@@ -184,6 +201,8 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
 
 
 def _difference_sentence(comparison: Comparison | None) -> str:
+    # Return the result of comparing two policies; "" unless Safety of exactly two policies was tested.
+    # The policy `noop` does nothing, so a comparison with it says little.
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
     has_p_value = any(result.p_value is not None for result in _safety_differences(comparison))
@@ -191,8 +210,10 @@ def _difference_sentence(comparison: Comparison | None) -> str:
 
 
 def _format_rate(rate: Rate) -> str:
+    # The space before the percent sign does not break a line.
     return f"{format_percent(rate.count, rate.n)}\N{NO-BREAK SPACE}%"
 
 
 def _format_ci(rate: Rate) -> str:
+    # Return the interval in percent, such as `81.2 to 93.0`; "" without an interval.
     return " to ".join(format_fixed(100 * end, 1) for end in rate.ci) if rate.ci else ""

@@ -79,10 +79,12 @@ def render_page(
         summarized: the summaries of all cells (policy × suite) and of all episodes; None = compute them from `scores`.
     """
     summaries, total = summarized or (cells(scores), aggregate(scores))
+    # `records` computes the signals of an episode only once for all sections of the page.
     records = EpisodeRecords(scores, batch, ruleset)
     episodes = build_episode_table(records, analysis.bodies, firmness)
     firmness_lines = describe_firmness([*firmness.values()]) if firmness else ()
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
+    # Verdicts under changed rules must not look like the usual verdicts.
     if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
     replay_section = embed_replays(records, replays)
@@ -91,10 +93,12 @@ def render_page(
         render.template_environment()
         .get_template("page.html")
         .render(
+            # Functions and constants that the template uses.
             **_TABLE_FUNCTIONS,
             **_cell_sections(summaries, total, frozenset(name for name in privileged if name is not None)),
             **_episode_sections(records, episodes),
             **_provenance_sections(scores, summaries, ruleset, provenance),
+            # The Content-Security-Policy of the page; it has nothing to do with robots' policies.
             policy=render.content_security_policy(style, script, *replay_section.scripts),
             style=Markup(style),
             script=Markup(script),
@@ -125,11 +129,14 @@ _TABLE_FUNCTIONS: Mapping[str, object] = {
 
 
 def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: frozenset[str]) -> dict[str, object]:
+    # Return the template's variables that depend on the summaries of cells (policy × suite).
+    # `is_folded` says whether the tables of violations are initially closed.
     return {
         "total": total,
         "privileged": sorted({policy_name(cell) for cell in summaries}.intersection(privileged)),
         "outcomes": [(cell, policy_name(cell), list_known_rates(cell)) for cell in summaries],
         "numbers": cell_tables.headline_table(summaries, total, privileged=privileged),
+        # Cells with crashed episodes alone have no violations.
         "violations": [summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         "is_folded": len(summaries) > _MOST_UNFOLDED,
         "torque_note": cell_tables.torque_note(summaries),
@@ -138,6 +145,8 @@ def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: fro
 
 
 def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[str, object]:
+    # Return the template's variables that depend on single episodes.
+    # `case_numbers` maps the number of an episode to its number among the worst episodes, from 1.
     worst = list(draw_worst(records, episodes.entries))
     return {
         "worst": worst,
@@ -150,6 +159,8 @@ def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[s
 def _provenance_sections(
     scores: Scores, summaries: Sequence[Summary], ruleset: Ruleset, provenance: Provenance | None
 ) -> dict[str, object]:
+    # Return the template's variables on what determined the verdicts, and on what was not scored.
+    # `skipped` are the problems of invalid episodes; `lost` counts episodes that a damaged file lost (None = none).
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
     return {
         "applicability": "on" if provenance is None else provenance.applicability,
@@ -172,6 +183,7 @@ def _provenance_sections(
 
 def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
     """Return a cell's known rates of success and safety, each as (name, metric key, rate)."""
+    # Without an interval (`ci`), a rate is unknown.
     named_keys = [("Success", SR.key), ("Safety", SAFETY.key)] if has_verdict(cell) else [("Success", SR.key)]
     return [(name, key, cell.rates[key]) for name, key in named_keys if cell.rates[key].ci]
 
@@ -182,6 +194,7 @@ def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
     """Return a cell's `name`, text about its unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
     safety = cell.rates[SAFETY.key]
+    # The tier `safe` has the specifications that are scored; the others are diagnostics.
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.violations.count]
     text = f"{safety.n - safety.count} of {safety.n} unsafe" if has_verdict(cell) else NO_VERDICT
     if violated_specs and has_verdict(cell):
@@ -197,7 +210,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return as texts: a specification's name, its limit, and the excess over the limit at which the depth is 1."""
-    if spec.binary:
+    if spec.binary:  # every violation has depth 1
         return spec.spec_id, "must never occur", "any"
     limit, excess = (
         format_amount(amount, spec.unit, spec.threshold, format_compact) for amount in (spec.threshold, spec.severe)
@@ -210,6 +223,7 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 
 def drawn_episodes(scores: Scores) -> list[int]:
     """Return the indices of the episodes whose records the page draws. They are unordered and may have duplicates."""
+    # A caller that reads only these records can draw the same page as with all records.
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
@@ -220,6 +234,7 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
     entry_by_number = {entry.row.number: entry for entry in entries}
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)
+        # Without a record there is no evidence, and so no chart.
         charted = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
         broken = [(trace, chart) for trace, chart in charted if trace.violated]
         kept = [(trace, chart) for trace, chart in charted if not trace.violated]
@@ -232,6 +247,7 @@ def find_shared_states(
     """Return the initial states from which several policies started, each with its episodes. The states whose outcomes
     differ most come first. A state is left out if the page does not list all its episodes.
     """
+    # `episodes_by_state` maps the title of an initial state to the indices of its episodes.
     scores, episodes_by_state = records.scores, dict[str, list[int]]()
     for episode in range(len(scores)):
         header = records.header(episode)
@@ -240,13 +256,16 @@ def find_shared_states(
             state = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
             episodes_by_state.setdefault(state, []).append(episode)
     listed = {entry.row.number - 1: entry for entry in entries}  # index of an episode -> its entry
+    # A state is shared if its episodes are of more than one policy.
     shared = [state for state, episodes in episodes_by_state.items() if len({scores.policy[k] for k in episodes}) > 1]
     shared.sort(key=lambda state: -_outcome_diversity(scores, episodes_by_state[state]))
     ranked = [(state, episodes_by_state[state]) for state in shared]
+    # `>=` compares sets: all episodes of the state must be listed.
     return [(state, [listed[k] for k in episodes]) for state, episodes in ranked if listed.keys() >= {*episodes}]
 
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
+    # Return how much the outcomes of these episodes differ; greater means more.
     verdict_count = len({scores.verdict(k) for k in episodes})
     success_count = len(set(scores.success[episodes].tolist()))  # 1 = the episodes' successes are equal
     vsi = np.nan_to_num(scores.vsi[episodes])
@@ -255,4 +274,5 @@ def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
 
 
 def _format_json(document: object) -> list[str]:
+    # Return the lines of indented JSON, which the template shows one by one.
     return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False).split("\n")

@@ -28,8 +28,10 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     closest to its limit); tables of the other satisfied clauses and of clauses without a verdict; lines on records with
     an unknown pose and on violated diagnostics. `width` is the number of columns; None = the terminal's width.
     """
+    # 100 columns is the default if the size of the terminal is unknown.
     line_width = shutil.get_terminal_size((100, 24)).columns if width is None else width
     plotted, other_kept = explanation.violated_clauses, explanation.kept_clauses
+    # `plotted` are the clauses (specifications with a verdict) with a plot, and `other_kept` those in a table.
     if plot_all:
         plotted, other_kept = explanation.clauses, ()
     elif not plotted:  # no clause is violated
@@ -52,6 +54,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 
 def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
+    # Yield the lines below the tables: on records with an unknown pose, and on violated diagnostics, if any.
     unknown_counts = [
         f"{name} {count}" for name, count in (score.unknown_records or {}).items() if name in score.robustness
     ]
@@ -63,6 +66,7 @@ def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
+    # Return the wrapped lines of the heading: episode and verdict, policy and task, instruction, numbers, warnings.
     score, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
     verdict = f"{len(score.violated_specs)} of {len(explanation.clauses)} judged specifications broken"
     facts = [
@@ -82,6 +86,8 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
+    # Return the lines on one judged specification: heading, formula, facts, and the plot of its signal.
+    # All lines below the heading are indented by 2, so their width is `width - 2`.
     chart, worst_label = clause.chart, "worst" if clause.violated else "nearest"
     margin = format_margin(clause)
     if clause.violated:
@@ -106,18 +112,22 @@ def _format_clause(clause: SpecTrace, width: int) -> list[str]:
 
 
 def _label_lines(name: str, fact: str, width: int) -> list[str]:
+    # Return the wrapped lines of a fact with its label `name`.
     # The label is only on the first line; further lines are indented by the label's width.
     first_line, *further_lines = _wrap_words(fact, width - _LABEL)
     return [f"{name:<{_LABEL}}{first_line}", *(" " * _LABEL + line for line in further_lines)]
 
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
+    # Return the time, the step, the value and the involved bodies of a record as text.
     involved = moment.involved
-    bodies = f"; {', '.join(text for text in (str(involved), involved.amount) if text)}" if involved else ""
+    amount = f", {involved.amount}" if involved and involved.amount else ""
+    bodies = f"; {involved}{amount}" if involved else ""
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {chart.format_value(moment.step)}{bodies}"
 
 
 def _wrap_words(line: str, width: int) -> list[str]:
+    # Return the lines of a text, each at most `width` wide, with control characters escaped.
     return wrap_line(escape_controls(line), width)
 
 
@@ -158,6 +168,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     strips = [("open", _OPEN, chart.gate)] if chart.gate is not None else []
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
     label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
+    # A line of the plot also has a space and the axis between label and characters.
     columns = max(FEWEST_COLUMNS, min(width - label_width - 2, MOST_COLUMNS))
     lines, times_s = [], chart.times_s
     # The records' horizontal positions in dots: proportional to the records' times if known, else equidistant.
@@ -165,6 +176,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     if times_s is not None and times_s[-1]:
         across = (2 * columns - 1) * times_s / times_s[-1]
     dots = _polyline_dots(_vertical_dots(chart.values, low, high), across, columns)
+    # Each character row is a label, the axis, and Braille characters; the limit's line fills empty characters.
     for row_index, braille in enumerate(_braille_rows(dots)):
         drawn_row = braille.replace(" ", _LIMIT) if row_index == limit_row else braille
         axis = "┤" if row_index in label_by_row else "│"
@@ -177,6 +189,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
     # Return each value's row of dots, counted from the top; NaN if the value is not finite.
+    # `high` is in row 0 and `low` in the last row; a row of characters has four rows of dots.
     dots = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(dots), np.rint(dots), np.nan)
 
@@ -198,6 +211,7 @@ def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
 
 
 def _braille_rows(dots: Bools) -> list[str]:
+    # Return one text per character row of a mask of dots; a character without dots is a space.
     row_count, column_count = dots.shape[0] // 4, dots.shape[1] // 2
     # Shape: [row, column, 4 dots down, 2 dots across].
     dots_by_character = dots.reshape(row_count, 4, column_count, 2).transpose(0, 2, 1, 3)
@@ -206,6 +220,8 @@ def _braille_rows(dots: Bools) -> list[str]:
 
 
 def _flag_strip(flags: Bools, mark: str, across: Floats, columns: int) -> str:
+    # Return a line of `columns` characters: `mark` where a record is flagged, else a space.
+    # `across` has each record's horizontal position in dots; a character is two dots wide.
     record_columns = np.rint(across).astype(np.int64) // 2
     nearest_record = np.rint(np.interp(2 * np.arange(columns) + 0.5, across, np.arange(len(flags)))).astype(np.int64)
     # A column is marked if the nearest record, or any record within the column, is flagged.

@@ -88,12 +88,13 @@ def run_episode(
     try:  # exceptions leave no record, except `InvalidActionError`, which the inner block handles
         try:
             observation = env.reset(planned.start)
-            if isinstance(policy, interface.CuedPolicy):
+            if isinstance(policy, interface.CuedPolicy):  # the policy must know which recorded episode it plays
                 policy.cue(planned.start)
             _seed_generators(planned.policy_seed)
-            policy_calls.is_asking = True
+            policy_calls.is_asking = True  # an exception of `policy.reset` is the policy's failure
             policy.reset(planned.task, planned.policy_seed)
             policy_calls.is_asking = False
+            # Record 0 may already violate a clause; then the episode has no step.
             violation = _violation_reason(watch.start(env.latest())) if watch else None
             outcome = _outcome_at_horizon(planned)
             while steps < planned.horizon and not violation:
@@ -105,6 +106,7 @@ def run_episode(
                 if on_step:
                     on_step(steps)
                 outcome = "success" if success else _outcome_at_horizon(planned)
+                # A replay that has left the recorded path ends, because its further course shows nothing.
                 if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                     break
                 if watch and steps < planned.horizon:  # a violation at the last step cannot shorten the episode
@@ -115,6 +117,7 @@ def run_episode(
             outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = policy_calls.add_chunk_steps(env.recorded())
         if isinstance(policy, interface.ReplayPolicy):
+            # Add to the record how far the replay is from the recording.
             batch = policy.add_divergence(batch, env.coordinates(), observation)
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
         raise
@@ -124,10 +127,12 @@ def run_episode(
         latency, greeting = policy_calls.latency(), policy_calls.greeting()
         crash = EpisodeOutcome(planned, "crashed", steps, None, reason, latency, greeting)
         return replace(crash, is_policy_failure=policy_calls.is_asking)
+    # Marks in the record's header say in which respects the episode differs from an ordinary one.
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, coupling.DelayedPolicy) else {}
     if planned.task.label:
+        # A search chose the initial state, so its results are not the benchmark's.
         marks[CHOSEN] = {"init_state_index": planned.start.init_state_index, "placed_m": dict(planned.start.placed)}
     record = npz.encode_npz(_label_record(batch, planned, outcome, {**marks, **policy_calls.clip_marks()}))
     return EpisodeOutcome(planned, outcome, steps, record, reason, policy_calls.latency(), policy_calls.greeting())
@@ -135,6 +140,7 @@ def run_episode(
 
 def _seed_generators(seed: int) -> None:
     # Seeds the global random generators of Python, NumPy and, if it is imported, torch.
+    # NumPy accepts seeds below 2**32, torch below 2**63.
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
@@ -146,6 +152,7 @@ def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
     path = planned.start.recorded.path if planned.start.recorded else None  # body positions at each record
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
+    # Compare one record: the newest body positions with the recorded ones at this step.
     return bool(are_off_path(path[step : step + 1], tracked_path(env.latest())).any())
 
 
@@ -156,7 +163,8 @@ def _outcome_at_horizon(planned: PlannedEpisode) -> str:
 
 
 def _violation_reason(standing: EpisodeStanding) -> str | None:
-    # Returns a text that names the violated clauses, as CLAUSE or `CLAUSE of ARM`; None if no clause is violated.
+    # Returns a text that names the violated clauses (specifications); None if no clause is violated.
+    # A clause that one arm of several has violated is named `CLAUSE of ARM`.
     if not standing.violated:
         return None
     clause_names = (" of ".join(filter(None, (name, standing.clauses[name].arm))) for name in standing.violated)
@@ -170,11 +178,12 @@ class _PolicyCalls:
     # Asks the policy for an episode's actions, checks and clips them, and keeps counts and times for the outcome.
 
     def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
+        # `_low` and `_high` are the bounds of an action's A numbers, [A].
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
-        self._call_times_s: list[float] = []
+        self._call_times_s: list[float] = []  # wall time of each call of the policy
         self.is_asking = False  # true while the policy runs, and after the policy raised an exception
-        self.clips = bool(getattr(policy, "clip", False))
-        self._chunk_steps: list[tuple[int, int]] = []
+        self.clips = bool(getattr(policy, "clip", False))  # whether the policy permits that its actions are clipped
+        self._chunk_steps: list[tuple[int, int]] = []  # for each action, the number of its chunk and its step in it
         self._actions_before_clipping: list[interface.Action] = []  # original values of the clipped actions
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
@@ -183,14 +192,17 @@ class _PolicyCalls:
         raw_action = self._policy.act(observation)
         self.is_asking = False
         self._call_times_s.append(time.perf_counter() - start)
+        # Raises `InvalidActionError` unless the action is an array of finite numbers, [A].
         action = interface.check_action(raw_action, self._low.size)
         policy = self._policy
         chunk_step = policy.chunk_step if isinstance(policy, servers.ChunkQueue | coupling.DelayedPolicy) else None
+        # Some servers reply with a chunk of several actions, which are executed one after the other.
         self._chunk_steps.append(chunk_step or _NO_CHUNK)
         clipped = np.clip(action, self._low, self._high)
         if np.array_equal(clipped, action):
             return action
         if not self.clips:
+            # The first number of the action that is out of bounds.
             index = int(np.flatnonzero(clipped != action)[0])
             # The numbers are not rounded, because rounding could hide a small difference between value and bound.
             bounds = f"[{self._low[index]}, {self._high[index]}]"
@@ -202,7 +214,8 @@ class _PolicyCalls:
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
         """Return the batch. If any action came from a chunk, add a channel with each action's chunk and step."""
-        rows = self._chunk_steps[: int(batch.starts[-1]) - 1]  # record 0 has no action; an invalid action has no record
+        recorded_count = int(batch.starts[-1]) - 1  # number of actions with a record; record 0 has no action
+        rows = self._chunk_steps[:recorded_count]  # leaves out an invalid action at the end, which has no record
         has_chunks = any(row != _NO_CHUNK for row in rows)
         return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if has_chunks else batch
 
@@ -219,6 +232,7 @@ class _PolicyCalls:
         return {CLIPPED: len(requested), CLIPPED_NUMBERS: per_number.tolist()}
 
     def latency(self) -> Latency | None:
+        # Returns the quantiles of the policy's response times; None if it was not called.
         # A policy that measures its own calls has the call times in `calls_s` and the waiting times in `waits_s`.
         policy_times_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         times_s = self._call_times_s if policy_times_s is None else policy_times_s
@@ -231,6 +245,7 @@ class _PolicyCalls:
 
     def greeting(self) -> Greeting | None:
         # Returns the self-description of the policy or its server; None if there is no valid description.
+        # The description comes from a server, so its content is not trusted.
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
 
 
@@ -252,7 +267,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
         outcome=outcome,
         versions=versions,
     )
-    (extra,) = batch.extra
+    (extra,) = batch.extra  # further entries of the only episode's record; `header` has those of its header
     fields = extra.get("header", {})
     assert isinstance(fields, Mapping)
     marked_extra = {**extra, "header": {**fields, **marks}} if marks else extra
@@ -285,7 +300,7 @@ SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a t
 
 
 def _task_key(planned: PlannedEpisode) -> tuple[str, str, str]:
-    # Returns the policy, suite and task of an episode.
+    # Returns the policy, suite and task of an episode, by which crashes are counted.
     return planned.policy, planned.task.suite, planned.task.task_id
 
 
@@ -303,6 +318,7 @@ class CrashSeries:
             return
         self.has_begun = self.has_begun or result.steps > 0
         failure = errors.find_exception(result.reason or "")[0] if result.outcome == "crashed" else ""
+        # `failure` is the exception with its message; "" if the episode did not crash. Numbers may differ, such as ids.
         # A series ends at an episode that did not crash, or that crashed with a different exception or message.
         if not failure or _NUMBER_PATTERN.sub("", failure) != _NUMBER_PATTERN.sub("", self.failure):
             self.places.clear()
@@ -326,10 +342,11 @@ class EnvRunner:
         *,
         skips_crashing: bool = False,
     ) -> None:
+        # `watch` ends episodes at their first violation; `couplers` have the filters and delays of policies by name.
         self._skips_crashing = skips_crashing
         self._host, self._policies, self._watch, self._couplers = host, policies, watch, couplers
         self._env: HostEnv | None = None
-        self._made_for: tuple[str, Task] | None = None
+        self._made_for: tuple[str, Task] | None = None  # policy and task for which `_env` was made
         self._crashes = CrashSeries()
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
@@ -350,11 +367,12 @@ class EnvRunner:
         except BaseException:  # a simulator can raise anything; the run continues
             outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
         else:
+            # A coupler puts the policy's filter and delay between environment and policy.
             coupler = self._couplers.get(planned.policy)
             coupled_env, coupled_policy = coupler.couple(env, policy) if coupler else (env, policy)
             seeded = apply_server_seed(planned, policy)
             outcome = _run_with_retries(coupled_env, coupled_policy, seeded, on_step, self._watch)
-            if outcome.outcome == "crashed":
+            if outcome.outcome == "crashed":  # the environment may be in an undefined state
                 self.close()
         self._crashes.add_outcome(outcome)
         spent_s, code = time.perf_counter() - began_s, hosts.describe_code(self._host)
@@ -380,6 +398,7 @@ class EnvRunner:
             if isinstance(policy, interface.RemotePolicy):
                 policy.connect(planned.task)  # connects first, because making the simulator takes longer
             coupler = self._couplers.get(planned.policy)
+            # A filter may need the simulator's state in addition to what the policy wants.
             wants = coupler.extend_wants(planned.policy, policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
             _require_still(self._env, planned.task)
@@ -399,9 +418,11 @@ def _run_with_retries(
     env: HostEnv, policy: interface.Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
     # Restarts the episode if the policy's server is lost, up to `SERVER_RETRIES` times.
-    steps_done = 0
+    # After the last attempt, returns the outcome `crashed`.
+    steps_done = 0  # steps of the latest attempt that made a step
 
     def count_steps(steps: int) -> None:
+        # Remember the number of steps, because a lost attempt returns no outcome, and pass it on.
         nonlocal steps_done
         steps_done = steps
         if on_step:
@@ -411,6 +432,7 @@ def _run_with_retries(
         try:
             return run_episode(env, policy, planned, count_steps, watch)
         except errors.ServerLostError as error:
+            # At the first attempt, this error means that no server runs at the address.
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
                 raise  # not retried, because all other episodes would fail, too
             last_error = error
@@ -424,6 +446,7 @@ def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
     """Run the episodes in order and yield each outcome before the next episode starts. At the end, close the runner."""
+    # `on_step` gets the episode and the number of steps, but the runner reports only the number.
     with closing(runner):
         for planned in episodes:
             yield runner.run_planned(planned, partial(on_step, planned) if on_step else None)

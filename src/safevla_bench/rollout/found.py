@@ -73,6 +73,7 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
         `indices` selects tasks (None = all). `file` names the suite, and must be trusted if the suite is a path. Raises
         `HostError` if the host lacks a task, and `RunError` if no task is selected.
         """
+        # Task id -> the host's task, and task id -> the found start states in the file's order.
         tasks = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
         for row in self.starts:

@@ -49,6 +49,7 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     and the newest record's `margins`, divided by the thresholds. It also has the clauses `violated` so far, those
     `violating` now, the `worst` clause, `vsi` (None without any verdict), and `standing`, the complete status.
     """
+    # `standing` is the monitor's status of the episode so far.
     costs = {"violation": standing.cost, "severity": standing.severity}
     require_choice("cost", cost, get_args(Cost))
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
@@ -58,6 +59,7 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: batch.Batch) -> EpisodeStanding:
     # Return the status of the episode after `record`. `standing` is the status before this record.
     # Raise `HostError` if the monitor's status differs, because another environment has used the monitor.
+    # A monitor of another class may lack the attribute `standing`; it is then not checked.
     if getattr(monitor, "standing", standing) is not standing:
         remedy = "Give each environment a separate monitor: monitor=Monitor(ruleset). Then call reset."
         raise HostError("another environment has used the same monitor since the last record", remedy=remedy)
@@ -92,14 +94,14 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
-        self._standing: EpisodeStanding | None = None
+        self._standing: EpisodeStanding | None = None  # status after the newest record; None before the first reset
         # Until `reset` gets a seed, the environment's seed is 7, as in the protocol safevla-bench.
         self._steps, self._next_index, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
             observation = self._reset_env(0, self._env_seed)  # the observation space needs the shapes of an observation
-        except BaseException:
+        except BaseException:  # the caller gets no object that it could close
             self._env.close()
             raise
         self.observation_space = gymnasium.spaces.Dict({key: _array_space(value) for key, value in observation.items()})
@@ -125,7 +127,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         if seed is not None:
             env_seed, next_index = int(seed), int(seed) % state_count
         index = int((options or {}).get(_INDEX_OPTION, next_index))
-        observation = self._reset_env(index, env_seed)
+        observation = self._reset_env(index, env_seed)  # raises `HostError` if the state does not exist
         self._env_seed, self._next_index = env_seed, (index + 1) % state_count  # only if the reset succeeded
         self._standing = self._monitor.start(self._env.latest())
         return observation, step_info(self._standing, self._cost)
@@ -147,9 +149,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return self._env.recorded()
 
     def close(self) -> None:
+        # Close the simulator.
         self._env.close()
 
     def _reset_env(self, index: int, env_seed: int) -> dict[str, NDArray[Any]]:
+        # Start an episode from the initial state `index`, let the scene settle, and return the observation.
         self._steps = 0
         return _observation_dict(self._env.reset(EpisodeSeed(index, env_seed, _WAIT_STEPS)))
 
@@ -168,21 +172,24 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         super().__init__(env)
         require_choice("cost", cost, get_args(Cost))
         self._monitor, self._cost = monitor or Monitor(), cost
-        self._standing: EpisodeStanding | None = None
-        self._recorder: Recorder | None = None
-        self._detach: Undo = lambda: None
-        self._read_latest: Callable[[], batch.Batch]
+        self._standing: EpisodeStanding | None = None  # status after the newest record; None before the first reset
+        self._recorder: Recorder | None = None  # None while nothing is recorded
+        self._detach: Undo = lambda: None  # removes the hooks from the simulator
+        self._read_latest: Callable[[], batch.Batch]  # returns the newest record; set by `reset`
         self._action: NDArray[Any] | None = None  # the action of the current step; None once recorded
-        self._newest_record: batch.Batch
+        self._newest_record: batch.Batch  # set by `_record_action`
         self._extra_steps = 0  # number of simulator steps in the current `step` after the recorded step
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset and record; return the result with safety in `info`. Raises `HostError` if recording is impossible."""
+        # The recording of the last episode stops first, because a reset is not a step to record.
         self._stop_recording()
         observation, info = self.env.reset(seed=seed, options=options)
+        # Find the simulator inside the wrappers. `detach` undoes the recorder's hooks in it.
         recordable = find_recordable(self.env)
         recorder, detach = recordable.start_recorder()
         self._detach = partial(undo_all, [detach, wrap_method(recordable._env, "step", self._record_step)])
+        # The header names the task, by which the monitor finds the specifications; success is not known yet.
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
         self._recorder = recorder
         self._read_latest = lambda: single_episode.from_recording(recorder.latest_record(header))
@@ -195,6 +202,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
+        # `_record_step` records during the call of `env.step` and then sets `_action` to None.
         self._action = np.ravel(np.asarray(action))  # a discrete action is a single number, but recorders need an array
         self._extra_steps = 0
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -209,6 +217,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
     def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         """Record right after the simulator's step, because the wrapped `step` may reset the simulator at success."""
+        # Replaces the simulator's method `step`; `original` is this method. Only the first step of a call is recorded.
         result = original(*args, **kwargs)
         if self._action is None:
             self._extra_steps += 1
@@ -224,6 +233,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._newest_record, self._action = self._read_latest(), None
 
     def close(self) -> None:
+        # Remove the hooks, and close the wrapped environment.
         self._stop_recording()
         super().close()
 
@@ -260,9 +270,10 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """
 
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
+        # `limit` is the largest permitted sum of costs in an episode; None = no limit.
         super().__init__(env)
         self._limit = limit
-        self._total, self._exposed = 0.0, 0
+        self._total, self._exposed = 0.0, 0  # sum of costs, and number of steps with a cost, in this episode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment and the totals. Record 0 has no cost, because no action led to it."""
@@ -275,11 +286,12 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         observation, reward, terminated, truncated, info = self.env.step(action)
         cost = _read_cost(info)
         self._total += cost
-        self._exposed += cost > 0  # counts the steps with a cost
+        self._exposed += cost > 0  # number of steps with a cost; `cost > 0` counts as 0 or 1
         totals = self._totals(is_success=terminated and float(reward) > 0)
         return observation, reward, terminated, truncated, {**info, **totals}
 
     def _totals(self, *, is_success: bool) -> dict[str, object]:
+        # Return the entries that `CostTotals` adds to `info`, for the episode so far.
         safety, success = ("unsafe" if self._exposed else "safe"), ("success" if is_success else "failure")
         return {
             "cumulative_cost": self._total,
@@ -290,6 +302,7 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 
 def _read_cost(info: Mapping[str, Any]) -> float:
+    # Return the cost of a step from its `info`; raise `HostError` if there is none.
     if "cost" not in info:
         raise HostError("the environment has no cost in its info", remedy="First apply SafetyWrapper.")
     return float(info["cost"])
@@ -314,10 +327,12 @@ def make_env(
     """
     host_object = make_host(host, host_arguments)
     tasks = host_object.tasks(suite)
+    # `task` is an index or an id; None = no task matches.
     chosen = next((candidate for index, candidate in enumerate(tasks) if task in (index, candidate.task_id)), None)
     if chosen is None:
         remedy = f"Its tasks are {', '.join(candidate.task_id for candidate in tasks)}."
         raise HostError(f"{suite} has no task {task!r}", remedy=remedy)
+    # The host's files have the tags of its tasks, which decide which specifications apply.
     ruleset = load_ruleset(registry_files=registry_files(host))
     wants = Wants(cameras=tuple(cameras), image_size=image_size, extra=tuple(extra))
     return SafetyEnv(host_object, chosen, horizon=horizon, wants=wants, monitor=Monitor(ruleset), cost=cost)
@@ -330,7 +345,8 @@ _ARM_READINGS = ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
 
 
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
-    # Returns the observation under the names that `SafetyEnv` describes.
+    # Returns the observation as arrays under the names that `SafetyEnv` describes, for example `left.eef_pos_m` [3].
+    # Robots with a fixed base have no base pose (None), and robots with one arm have no entries in `arms`.
     base_pose = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
         **{name: getattr(observation, name) for name in _ARM_READINGS},

@@ -49,6 +49,7 @@ class PlannedEpisode:
     @property
     def state(self) -> int:
         """The index of the initial state or chosen start, by which episodes of different policies are paired."""
+        # Only a task in a suite of chosen start states has a label; there, each episode has its own start state.
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -74,6 +75,7 @@ def plan_episodes(
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     plan = []
     for policy, task in product(policies, tasks):
+        # Indices of the episodes to plan. `found` has the start states that a search found, one for each episode.
         indices = (
             range(_count_episodes(task, episodes, rules)) if recorded is None else recorded.get((policy, task), ())
         )
@@ -98,9 +100,9 @@ def plan_episodes(
 
 def _require_64_bits(planned: PlannedEpisode) -> None:
     # The tables of a run store integers in 64 bits.
-    for part in (planned, planned.start):
-        for field in fields(part):
-            value = getattr(part, field.name)
+    for dataclass_value in (planned, planned.start):
+        for field in fields(dataclass_value):
+            value = getattr(dataclass_value, field.name)
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 remedy = "Use a seed or number from -2^63 to 2^63 - 1."
                 place = Place(episode=planned.episode_id, field=field.name)
@@ -108,7 +110,9 @@ def _require_64_bits(planned: PlannedEpisode) -> None:
 
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
-    # Returns the initial state that the protocol's rules give to an episode, for a task without found start states.
+    # Returns the initial state and the policy's seed that the protocol gives to an episode.
+    # Episodes of tasks with found start states do not need this, because a `FoundStart` has both.
+    # With the rule `episode % count`, episodes beyond the number of initial states begin again with state 0.
     state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
         init_state_index=episode % state_count if state_count else episode,
@@ -119,6 +123,7 @@ def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
         drawn=rules.init_state == "drawn",
         earlier_resets=episode if rules.resets else None,
     )
+    # The rule is `sha256` or a number, to which the user's seed is added.
     own_policy_seed = policy_seed(seed, task, episode) if rules.policy_seed == "sha256" else rules.policy_seed + seed
     return FoundStart(start, own_policy_seed)
 
@@ -135,6 +140,7 @@ def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | No
     """Return the episode as planned or, for a replay, as recorded. Raises `PolicyError` if no recording fits."""
     if not isinstance(policy, ReplayPolicy):
         return planned
+    # `max_steps` is the user's limit on the number of steps; None = replay the whole recording.
     start = policy.match(planned.task, planned.start)
     steps = start.recorded.steps if start.recorded else planned.horizon
     return replace(planned, start=start, horizon=steps if max_steps is None else min(steps, max_steps))
@@ -147,19 +153,20 @@ def policy_seed(seed: int, task: Task, episode: int) -> int:
 
 
 def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> int:
-    # A protocol's `env_seed` is a number, `sha256`, `N or server` or `N + episode`.
+    # Returns the environment's seed. The rule `env_seed` is a number, `sha256`, `N or server` or `N + episode`.
     if isinstance(rules.env_seed, int):
         return rules.env_seed
     if rules.env_seed == "sha256":
         return policy_seed(seed, task, episode)
     if rules.env_seed.endswith(SERVER_SEED):
-        return int(rules.env_seed.removesuffix(SERVER_SEED))
+        return int(rules.env_seed.removesuffix(SERVER_SEED))  # a server may replace it, see `apply_server_seed`
     return int(rules.env_seed.partition("+")[0]) + episode
 
 
 def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -> int:
     # Returns the number of a task's episodes; `plan_episodes` describes `episodes`.
     if task.found:
+        # Each found start state is used once.
         return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
         return episodes
@@ -219,10 +226,12 @@ class Shard:
     count: int
 
     def __post_init__(self) -> None:
+        # The text of a shard, such as `2/8`, comes from `__str__`.
         if not 1 <= self.number <= self.count:
             raise RunError(f"there is no shard {self}", remedy="Shards are numbered from 1, such as `1/8` to `8/8`.")
 
     def __str__(self) -> str:
+        # Such as `2/8`, which `parse` reads.
         return f"{self.number}/{self.count}"
 
     @classmethod
@@ -239,6 +248,7 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     if count > len(episodes):
         remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
+    # Shard k has the episodes from item k - 1 to item k; the lengths of shards differ by at most one.
     return [len(episodes) * number // count for number in range(count + 1)]
 
 
@@ -247,6 +257,7 @@ Scene = tuple[str, Task]  # the policy and the task for which an environment is 
 
 def scene_of(planned: PlannedEpisode) -> Scene:
     """Return the policy and the task of an episode."""
+    # Episodes with the same policy and task can run in the same environment.
     return planned.policy, planned.task
 
 
@@ -254,14 +265,16 @@ class EpisodeQueue:
     """The episodes not yet started, grouped by policy and task in the plan's order. The earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
-        self._queues: dict[Scene, deque[PlannedEpisode]] = {}
+        self._queues: dict[Scene, deque[PlannedEpisode]] = {}  # a scene is a policy and a task
         self.add(episodes)
 
     def add(self, episodes: Sequence[PlannedEpisode]) -> None:
+        # Append the episodes, each to the queue of its scene (policy and task).
         for planned in episodes:
             self._queues.setdefault(scene_of(planned), deque()).append(planned)
 
     def __bool__(self) -> bool:
+        # True if any episode is left. The queues of finished scenes stay, but are empty.
         return any(self._queues.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
@@ -269,11 +282,12 @@ class EpisodeQueue:
         the scene of the worker's environment; then the first scene that is not in `others`, the scenes of the other
         workers; then the scene with the most episodes left.
         """
+        # Scene -> round of its next episode.
         rounds = {scene: episodes[0].round for scene, episodes in self._queues.items() if episodes}
         if not rounds:
             return None
         open_scenes = [scene for scene, round_number in rounds.items() if round_number == min(rounds.values())]
-        if own not in open_scenes:
+        if own not in open_scenes:  # the worker must make a new environment
             free = [scene for scene in open_scenes if scene not in others]
             own = free[0] if free else max(open_scenes, key=lambda scene: len(self._queues[scene]))
         return self._queues[own].popleft()
@@ -334,6 +348,7 @@ class RunEstimate:
 
     @property
     def episodes(self) -> int:
+        # The number of planned episodes.
         return sum(scene.episodes for scene in self.scenes)
 
     @property
@@ -358,6 +373,7 @@ def estimate_plan(
     is unknown. `look_intervals` has the steps between observations for each policy that executes several actions per
     reply. More workers than episodes do not reduce the time.
     """
+    # The plan is ordered by policy and task, so the episodes of a scene are adjacent.
     scenes = []
     for (policy, task), group in groupby(episodes, key=scene_of):
         block = list(group)
@@ -367,16 +383,19 @@ def estimate_plan(
         return RunEstimate(tuple(scenes), workers, None, None, None)
     wait_steps = episodes[0].start.wait_steps if episodes else 0  # the same in all episodes of a protocol
     active_workers = max(1, min(workers, len(episodes)))
-    # Each estimate is an array [lowest, highest]. `looks` has the number of rendered observations in each scene.
+    # Each estimate is an array [lowest, highest]. `run_s` is the time of all episodes, without making environments.
     run_s = np.array(costs.reset_s) * len(episodes)
     run_s += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + wait_steps) for scene in scenes)
+    # Number of rendered observations in each scene: one at step 0, then one per interval of the policy.
     looks = (scene.episodes * (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1)) for scene in scenes)
+    # An unknown number of cameras is estimated as 0 to 2. `pictures` has the least and the greatest number of pictures.
     camera_ranges = ((0, 2) if scene.cameras is None else (scene.cameras, scene.cameras) for scene in scenes)
     pictures = sum(np.array(camera_range) * count for camera_range, count in zip(camera_ranges, looks, strict=True))
     run_s += np.array(costs.camera_step_s) * pictures
     make_s = np.array(costs.make_s) * len(scenes)
     # A worker has at least one scene, and makes an environment for each scene. All workers start at the same time.
     time_s = np.array(costs.start_s) + make_s / max(1, min(active_workers, len(scenes))) + run_s / active_workers
+    # An episode of N steps has N + 1 records.
     disk_bytes = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
     time_range, disk_range = CostRange(*time_s.tolist()), CostRange(*disk_bytes.tolist())
     return RunEstimate(tuple(scenes), workers, time_range, disk_range, costs.source)

@@ -58,6 +58,7 @@ class RayCluster:
     modules: tuple[str, ...] = ()  # local folders of Python modules or packages that Ray copies to the actors
 
     def __post_init__(self) -> None:
+        # Ray accepts fractions of one CPU or GPU, but only whole numbers above 1.
         if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):
             problem = f"--actor cpus={self.cpus:g}, gpus={self.gpus:g} is not a share of a node"
             raise RunError(problem, remedy="Give whole numbers, or shares such as 0.25.")
@@ -71,12 +72,14 @@ class RayCluster:
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """Connect to the cluster, or start a cluster for `slots` actors. Yield the module `ray`. Raises `RunError`."""
+    # If the calling program has connected Ray already, its connection is used and stays open.
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
         if cluster.modules:
             raise RunError("Ray is already connected, so drop --actor module=", remedy="Pass py_modules to ray.init.")
         yield ray
         return
+    # Ray replaces the handler of SIGTERM. Only the main thread may set handlers.
     is_main, former_handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
     # `getsignal` returns a function or a constant such as SIG_DFL. In the second case, SIGTERM acts as Ctrl-C.
     call_former = former_handler if callable(former_handler) else signal.default_int_handler
@@ -86,7 +89,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         call_former(signal.SIGTERM, None)
         raise
     if is_main:
-        signal.signal(signal.SIGTERM, call_former)
+        signal.signal(signal.SIGTERM, call_former)  # instead of Ray's handler
     try:
         yield ray
     finally:
@@ -97,6 +100,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
     """Raise `RunError` if no living node, except those in `left_out` (id -> reason), has enough CPUs and GPUs."""
+    # Only a node's total resources count, not what is free now, because an actor can wait.
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
@@ -125,7 +129,7 @@ def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
-    # Returns the module `ray`, connected to the cluster or to a new cluster with room for `slots` actors.
+    # Return the module `ray`, connected to the cluster or to a new cluster with room for `slots` actors.
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install Ray on every node: {plugins.install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
@@ -137,7 +141,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
         if ":" in address:  # check the address first, because Ray would retry for minutes
             host, _, port = address.rpartition(":")
             with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
-                if os.environ.get("RAY_USE_TLS", "0") == "0":
+                if os.environ.get("RAY_USE_TLS", "0") == "0":  # with TLS, plain bytes would not be answered
                     connection.sendall(_HTTP2_PREFACE)
                     if connection.recv(4)[3:] != b"\4":  # a frame's fourth byte is its type
                         raise OSError("the program at this address is not Ray")
@@ -166,6 +170,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 def _local_options(cpus: int) -> dict[str, Any]:
     """Return the options of a private cluster. Its token is not saved, so that no one else can use the cluster."""
+    # `cpus` is the number of CPUs that the actors need; Ray gets at least this number, even if the machine has fewer.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
@@ -208,7 +213,7 @@ def run_actors(
     from this process's code is refused, unless `other_code` is true. Raises the errors of `connect_ray` and `run_pool`,
     and `RunError` if no node has the CPUs and GPUs that an actor reserves, or if Ray refuses these numbers.
     """
-    count = min(count, len(episodes))
+    count = min(count, len(episodes))  # further actors would have nothing to run
     with connect_ray(cluster, count) as ray:
         pool = _ActorPool(ray, spec, cluster, other_code=other_code)
         require_room(ray, cluster, pool.left_out)
@@ -219,9 +224,10 @@ class RayWorker:
     """The actor that runs episodes. It neither reads nor writes files of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], key: str = "") -> None:
+        # `versions` are the packages that this node must have; `key` is the key of the step count in Ray's store.
         self._spec, self._number, self._versions, self._key = spec, number, versions, key
-        self._reported_s = 0.0
-        self._parts: WorkerParts | None = None
+        self._reported_s = 0.0  # time of the last report of the step count
+        self._parts: WorkerParts | None = None  # the host, the policies and the environment; None before `prepare`
 
     def prepare(self) -> tuple[str, str] | SafevlaError:
         """Make the host and the policies. Returns `READY` and the actor's process, or an error that names the node."""
@@ -229,13 +235,14 @@ class RayWorker:
         try:
             self._parts = WorkerParts(self._spec)
             installed = name_installed(self._parts.host)
+            # The packages whose version differs here, with the expected version.
             expected = {name: version for name, version in self._versions.items() if installed.get(name) != version}
             if expected:
                 differences = [f"{name} {installed.get(name)}, not {version}" for name, version in expected.items()]
                 problem = f"this node's versions differ from the command's environment: {'; '.join(differences)}"
                 remedy = "Install the same versions on every node, or pass --other-code to permit other code."
                 raise HostError(problem, remedy=remedy)
-        except SafevlaError as error:
+        except SafevlaError as error:  # returned, because Ray would wrap a raised error in its own
             return _name_this_node(error)
         return scheduler.READY, episode.describe_process()
 
@@ -254,6 +261,7 @@ class RayWorker:
             _call_store("put", self._key, f"{steps} {episode_id}".encode(), overwrite=True)
 
     def close(self) -> None:
+        # Close the policies and the environment. `_parts` is None if `prepare` failed.
         if self._parts:
             self._parts.close()
 
@@ -281,13 +289,15 @@ class ActorHandle:
     """The handle of an actor in this process. `pending_reply` is Ray's reference to the reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
+        # `handle` is Ray's own handle of the actor. Its methods end in `.remote()`, and return a reference at once.
         self._ray, self._actor, self.key = ray, handle, key
-        self._is_ready = False
+        self._is_ready = False  # true once the actor has replied
         self._death_cause = "this command ended the actor"
         self._process, self.episode_id = "", ""  # `_process` names a ready actor's node and process
-        self.pending_reply = handle.prepare.remote()
+        self.pending_reply = handle.prepare.remote()  # the first request
 
     def begin(self, planned: plan.PlannedEpisode) -> None:
+        # Request that the actor run an episode. `receive` later returns the reply.
         self.episode_id = planned.episode_id
         self.pending_reply = self._actor.run_planned.remote(planned)
 
@@ -296,6 +306,7 @@ class ActorHandle:
         if not self._is_ready:
             self._ray.kill(self._actor)
             return
+        # An actor handles its requests in order, so it ends after `close`.
         self.pending_reply = self._actor.close.remote()
         self._actor.__ray_terminate__.remote()
 
@@ -319,17 +330,18 @@ class ActorHandle:
         except self._ray.exceptions.RayError as error:
             self._death_cause = _describe_death(error, self._ray)
             return None
-        self._is_ready = True
+        self._is_ready = True  # any reply shows that the actor lives
         if isinstance(message, tuple):  # the reply of `RayWorker.prepare`
             message, self._process = message
         return cast("Message", message)
 
 
 def _describe_death(error: Exception, ray: Any) -> str:
-    # Returns why an actor ended. `error` is the error that Ray raises instead of a reply.
+    # Return why an actor ended. `error` is the error that Ray raises instead of a reply.
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "the node ran out of memory, so Ray killed the actor; put fewer actors on a node: --actor cpus="
     lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # lines of ids begin with a tab
+    # One line with single spaces, at most 500 characters.
     return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
@@ -339,28 +351,33 @@ class _ActorPool:
     remedy = "Install safevla-bench with the same extras on every node. Ray's logs there hold the actors' messages."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
+        # `ray` is the module `ray`. `_versions` are the packages and the code that each actor must have.
         self._ray, self._cluster = ray, cluster
         self._versions = name_installed(hosts.make_host(spec.host, spec.host_arguments))
-        if other_code:
+        if other_code:  # actors then compare only the versions of packages
             del self._versions["code"]
+        # `left_out` maps ids of nodes that get no actor to the reason.
         self.left_out, self._progress_read_s = find_excluded(ray, cluster.exclude), 0.0
-        self._failed_starts: Counter[str] = Counter()
+        self._failed_starts: Counter[str] = Counter()  # node id -> failed starts in a row
         self._spec = ray.put(spec)  # the spec may hold large recorded actions; each node fetches the spec only once
+        # One thread for linear algebra in each actor, unless the user's environment says otherwise.
         variables = {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}
         self._actor_class = ray.remote(RayWorker)
         self._options = {
             "num_cpus": cluster.cpus,
             "num_gpus": cluster.gpus,
-            "max_restarts": 0,
-            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,  # the scheduler starts new actors, so Ray does not
+            "scheduling_strategy": "SPREAD",  # Ray spreads the actors over the nodes
             "runtime_env": {"env_vars": {**variables, **cluster.env}},
         }
         try:
-            self._actor_class.options(**self._options)
+            self._actor_class.options(**self._options)  # only to check the options before any actor starts
         except ValueError as error:
             raise RunError(f"--actor: {error}", remedy="Give whole numbers, or shares such as 0.25.") from None
 
     def start(self, number: int) -> ActorHandle:
+        # Create actor `number`, on any node that is not left out. It then makes its host and policies (`prepare`).
+        # In Ray's syntax, `!in(ID,ID)` selects all nodes except these.
         node_selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
         actor_class = self._actor_class.options(**self._options, label_selector=node_selector)
         key = secrets.token_hex(8)  # key under which the actor stores its step count
@@ -370,6 +387,7 @@ class _ActorPool:
         """Return true if the actor's node died, or if a node has room for another actor. Excludes a living node, with a
         warning, if its actor refuses, or if `STARTS` actors in a row die on this node before they are ready.
         """
+        # `cause` says why the actor ended. `is_final`: it refused with an error, so this node cannot run the episodes.
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()
         if node not in living:
@@ -384,20 +402,21 @@ class _ActorPool:
         return False
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
+        # Yield (worker number, message) as `scheduler.WorkerPool` says; a message of None means that the actor died.
         # Step counts come from the store of Ray's head node. All other messages are replies to requests.
         if time.monotonic() - self._progress_read_s >= scheduler.LOOK_S:
             self._progress_read_s = time.monotonic()
             for number, worker in workers.items():
                 steps, _, episode_id = (_call_store("get", worker.key) or b"").decode().partition(" ")
-                if episode_id and episode_id == worker.episode_id:
+                if episode_id and episode_id == worker.episode_id:  # not the count of an earlier episode
                     yield number, int(steps)
         number_of_reply = {worker.pending_reply: number for number, worker in workers.items()}
         ready, _ = self._ray.wait(list(number_of_reply), num_returns=1, timeout=scheduler.LOOK_S)
         for reply in ready:
             number = number_of_reply[reply]
             message = workers[number].receive()
-            if message == scheduler.READY:
+            if message == scheduler.READY:  # the node works, so its earlier failures no longer count
                 self._failed_starts.pop(workers[number].find_node(), None)
             yield number, message
-        if not ready:
+        if not ready:  # nodes may have left the cluster, so check that the run can go on at all
             require_room(self._ray, self._cluster, self.left_out)

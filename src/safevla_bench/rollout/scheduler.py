@@ -51,6 +51,7 @@ class WorkerPolicy:
     made: Policy | None = None  # an existing policy to send to the worker; None = make it from `spec` and `arguments`
 
     def make(self) -> Policy:
+        # Return the policy to use in this process: `made`, or a new policy.
         return self.made or policies.make_policy(self.spec, self.arguments)
 
 
@@ -68,6 +69,7 @@ class WorkerSpec:
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Return a runner of episodes, with its monitor, filters and delays. Raises the errors of `Coupler`."""
+        # A coupling describes a policy's filter and delay; a coupler applies them to the policy's actions.
         stopping_monitor = monitor.Monitor(self.stopping) if self.stopping else None
         couplings = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
         couplers = {name: Coupler(coupling, self.filtering) for name, coupling in couplings.items()}
@@ -78,12 +80,13 @@ class WorkerParts:
     """The host, the policies and the only environment of a worker."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        os.environ[WORKERS] = str(spec.workers)
+        os.environ[WORKERS] = str(spec.workers)  # clients of policy servers read this variable
         self.policies = {name: policy.make() for name, policy in spec.policies.items()}
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self.runner = spec.make_runner(self.host, self.policies)
 
     def close(self) -> None:
+        # Close the environment (by the runner) and the policies.
         self.runner.close()
         for policy in self.policies.values():
             policy.close()
@@ -140,6 +143,7 @@ class _CrewMember:
 
     @property
     def is_starting(self) -> bool:
+        # True until the worker's first message. From then on, it has an episode, waits, or is dismissed.
         return self.current is None and not self.waits
 
 
@@ -156,6 +160,8 @@ def run_pool(
     episode starts once `time.monotonic()` reaches `ends_s`. Raises `RunError` if workers die before they are ready, and
     any `SafevlaError` that ends a worker.
     """
+    # `crew` has the running workers and decides which worker runs which episode.
+    # Without `later`, workers end when no episode is left for them.
     crew = _Crew(pool, keeps_idle=later != (), ends_s=ends_s)
     try:
         for batch in chain([episodes], later):
@@ -164,7 +170,7 @@ def run_pool(
                 workers = {number: member.worker for number, member in crew.workers.items()}
                 for number, message in pool.receive_messages(workers):
                     member = crew.workers[number]
-                    if isinstance(message, int):
+                    if isinstance(message, int):  # the number of steps done in the worker's episode
                         member.steps = message
                         if on_step and member.current:
                             on_step(member.current, message)
@@ -174,7 +180,7 @@ def run_pool(
         for number in list(crew.workers):
             crew.dismiss(number)
         crew.close(_CLOSE_S)
-    finally:
+    finally:  # after an error, or if the caller stops the iteration: kill the workers that still run
         crew.close(0.0)
 
 
@@ -186,10 +192,10 @@ class _Crew:
     def __init__(self, pool: WorkerPool, *, keeps_idle: bool, ends_s: float) -> None:
         self._pool, self._keeps_idle, self._ends_s = pool, keeps_idle, ends_s
         self._queue = EpisodeQueue()
-        self._deaths: Counter[str] = Counter()
-        self._startup_deaths = 0
+        self._deaths: Counter[str] = Counter()  # episode id -> workers that died while they ran this episode
+        self._startup_deaths = 0  # workers in a row that died before they were ready
         self.workers: dict[int, _CrewMember] = {}
-        self._dismissed: list[RemoteWorker] = []
+        self._dismissed: list[RemoteWorker] = []  # workers that end, for which `close` waits
 
     @property
     def _startable_episodes(self) -> EpisodeQueue:
@@ -198,6 +204,7 @@ class _Crew:
 
     @property
     def is_working(self) -> bool:
+        # Whether an episode runs or may still start.
         return bool(self._startable_episodes) or any(member.current for member in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
@@ -205,13 +212,14 @@ class _Crew:
         if message is None:
             return self._handle_death(number)
         if isinstance(message, errors.SafevlaError):
+            # The worker has ended with this error. A pool may tolerate the refusal of a worker that is not ready yet.
             member, cause = self.workers[number], str(message)
             if not member.is_starting or not self._pool.tolerate_failed_start(member.worker, cause, is_final=True):
                 raise message
             self.dismiss(number)
             self._start(number)
             return None
-        # The message is `READY` or an outcome, so the worker is idle.
+        # The message is `READY` or an outcome, so the worker is idle. It also shows that workers can start.
         self.workers[number].current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
@@ -234,7 +242,7 @@ class _Crew:
         self._startable_episodes.add(episodes)
         for number in [number for number, member in self.workers.items() if member.waits]:
             self._assign_next(number)
-        for number in range(min(count, len(episodes))):
+        for number in range(min(count, len(episodes))):  # more workers than episodes would be idle
             if number not in self.workers:
                 self._start(number)
 
@@ -246,6 +254,7 @@ class _Crew:
     def _assign_next(self, number: int) -> None:
         # Gives a worker its next episode. If none is left, the worker waits for a next batch, or ends.
         member = self.workers[number]
+        # A worker keeps its environment for episodes of the same scene (policy and task), which saves time.
         others = [other.scene for other in self.workers.values() if other is not member and other.scene]
         planned = self._startable_episodes.take_next(member.scene, others)
         member.waits = planned is None
@@ -256,7 +265,8 @@ class _Crew:
             self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
-        # Queues the dead worker's episode again, or returns its outcome after the last attempt. Starts a new worker.
+        # Queues the dead worker's episode again (and returns None), or returns its outcome after the last attempt.
+        # Starts a new worker with the same number.
         member, outcome = self.workers.pop(number), None
         cause = member.worker.end(_CLOSE_S)
         if member.is_starting:
@@ -268,7 +278,7 @@ class _Crew:
                 raise errors.RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
         elif member.current is None:
             pass  # the worker was idle
-        elif self._deaths[member.current.episode_id] < RETRIES:
+        elif self._deaths[member.current.episode_id] < RETRIES:  # the episode may be restarted
             self._deaths[member.current.episode_id] += 1
             self._startable_episodes.put_back(member.current)
         else:
@@ -287,6 +297,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a worker: its number and, unless set already, one linear-algebra thread."""
+    # `inherited` are the variables of this process, such as `os.environ`; they override the number of threads.
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
 
@@ -297,6 +308,7 @@ class WorkerProcess:
     """A local worker process, and the pipe that connects it to this process."""
 
     def __init__(self, spec: WorkerSpec, environment: Mapping[str, str]) -> None:
+        # `child_end` is the worker's end of the pipe; the worker gets its file descriptor as an argument.
         self.connection, child_end = Pipe()
         # Ctrl-C sends SIGINT to the whole process group. The signal is blocked here, and workers inherit the block.
         former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -314,9 +326,11 @@ class WorkerProcess:
         self._send(spec)
 
     def begin(self, planned: PlannedEpisode) -> None:
+        # Send an episode to the worker. Its outcome arrives later through the pipe.
         self._send(planned)
 
     def dismiss(self) -> None:
+        # After the message None, the worker closes everything and ends.
         self._send(None)
 
     def end(self, timeout_s: float) -> str:
@@ -331,6 +345,7 @@ class WorkerProcess:
         return describe_exit(self.process.returncode)
 
     def _send(self, message: object) -> None:
+        # Send a message to the worker. Nothing happens if the worker has died.
         try:
             self.connection.send(message)
         except OSError:
@@ -343,22 +358,26 @@ class ProcessPool:
     remedy = "The worker's messages are above. Fewer --workers need less memory; a single worker runs in this process."
 
     def __init__(self, spec: WorkerSpec) -> None:
+        # From `spec`, each worker makes its own host and policies.
         self._spec = spec
 
     def start(self, number: int) -> WorkerProcess:
+        # Start worker `number`, which becomes ready later; `receive_messages` reports this.
         return WorkerProcess(self._spec, worker_environment(number, os.environ))
 
     def tolerate_failed_start(self, worker: WorkerProcess, cause: str, *, is_final: bool) -> bool:
+        # All processes run on this machine, so another one would probably fail, too.
         return False
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
+        # Yield (worker number, message) for each message that has arrived. The message is None if the worker has died.
         number_of_connection = {worker.connection: number for number, worker in workers.items()}
         ready = wait(list(number_of_connection), timeout=LOOK_S)
         for connection in ready:
             assert isinstance(connection, Connection)
             try:
                 message: Message | None = connection.recv()
-            except (EOFError, OSError):
+            except (EOFError, OSError):  # the worker's end of the pipe is closed
                 message = None
             yield number_of_connection[connection], message
         if not ready:  # a child process of a dead worker may keep the pipe open
@@ -372,7 +391,7 @@ def describe_exit(returncode: int) -> str:
     if returncode >= 0:
         return f"the process exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
-    names = {member.value: member.name for member in signal.Signals}
+    names = {member.value: member.name for member in signal.Signals}  # not all numbers have a name
     return names.get(-returncode, f"signal {-returncode}") + hint
 
 
@@ -388,16 +407,17 @@ def serve_episodes() -> None:
     threading.Thread(target=_receive_episodes, args=(connection, episode_queue), daemon=True).start()
 
     def report(steps: int) -> None:
+        # Send the number of steps done in the running episode, but not after each step.
         if steps % STEPS_BETWEEN == 0:
             connection.send(steps)
 
     try:
         parts = WorkerParts(spec)
         connection.send(READY)
-        while (planned := episode_queue.get()) is not None:
+        while (planned := episode_queue.get()) is not None:  # waits for the next episode
             connection.send(parts.runner.run_planned(planned, report))
         parts.close()
-    except errors.SafevlaError as error:
+    except errors.SafevlaError as error:  # the scheduler raises this error, or reports it
         connection.send(error)
 
 

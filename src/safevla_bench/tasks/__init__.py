@@ -24,14 +24,17 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
     lacking = [tag for tag in spec.requires_all if tag not in tags]
     excluding = [tag for tag in spec.invalid_if_any if tag in tags]
     tags_by_code = {NEEDS: lacking, INVALID_WITH: excluding}
+    # A code without tags is left out, so the result is "" if the specification applies.
     return ";".join(write_reason(code, *listed) for code, listed in tags_by_code.items() if listed)
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
     """Return why the limit of a specification does not apply in `suite`; "" if the limit applies."""
     spelled = spell_suite(suite)
+    # In these suites, another limit replaces this limit.
     if spelled in spec.except_suites:
         return write_reason(OTHER_LIMIT, suite)
+    # Empty `suites` means all suites.
     if spec.suites and spelled not in spec.suites:
         return write_reason(OTHER_SUITES, *spec.suites)
     return ""
@@ -47,12 +50,13 @@ def check_suites(library: Library, registry: Registry) -> None:
     known_spellings = set(map(spell_suite, suites))
     for spec, name in confined:
         if name not in known_spellings:
-            close = get_close_matches(name, suites, n=3) or sorted(suites)
+            close = get_close_matches(name, suites, n=3) or sorted(suites)  # all suites if none is similar
             warn_once(f"{spec.spec_id}: unknown suite {name!r}; similar suites: {', '.join(close)}")
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     """Return the scored specifications that apply to a task by its tags alone, in library order."""
+    # `library.safe` has the scored specifications.
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
@@ -71,7 +75,7 @@ def task_listings(
 
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
     """Return the tasks to which a specification does not apply, as `benchmark task_id`, grouped by reason."""
-    check_suites(library, registry)
+    check_suites(library, registry)  # warns of limits for unknown suites
     spec = library[spec_id]
     tasks_by_reason: dict[str, list[str]] = {}
     for entry in registry.list_entries():
@@ -82,6 +86,7 @@ def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:
+    # Returns a task as a plain row, for tables and JSON.
     tags = registry.task_tags(entry.benchmark, entry.task_id)
     reasons = {spec.spec_id: inactive_reason(spec, tags, entry.benchmark) for spec in library.safe}
     templates = [component.template for component in entry.components]
@@ -93,5 +98,6 @@ def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> Tas
         "object_tags": dict(entry.object_tags),
         "active_specs": [spec for spec, reason in reasons.items() if not reason],
         "inactive_specs": {spec: reason for spec, reason in reasons.items() if reason},
+        # A composite task has the templates of its components instead of one template.
         **({"template": entry.template} if entry.template else {"components": templates}),
     }

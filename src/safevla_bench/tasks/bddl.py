@@ -58,16 +58,18 @@ class BddlProblem:
 
     def owner_of(self, name: str) -> str:
         """Return the object or fixture to which the region `name` belongs; return `name` if it is not a region."""
-        return self.regions.get(name, name)
+        return self.regions.get(name, name)  # region -> owner
 
     def goal_bodies(self) -> GoalBodies:
         """Return the goal's receptacles, except the scene's table or floor, and the fixtures that the goal moves."""
+        # The arguments of a placing goal are the object that is moved and its destination, (moved, destination).
         placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
         destinations = dict.fromkeys(self.owner_of(destination) for _, destination in placings)
         # The class of a scene's table or floor ends in this word, as in `kitchen_table`.
         grounds = {name for name in destinations if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
+        # A destination that is carried itself is no receptacle.
         return GoalBodies(
             receptacles=tuple(name for name in destinations if name not in carried | grounds),
             fixtures=tuple(dict.fromkeys(self.owner_of(arguments[0]) for arguments in joint_goals)),
@@ -76,7 +78,7 @@ class BddlProblem:
     def class_of(self, name: str) -> str | None:
         """Return the class of an object or fixture, or of a region's owner; None if the file does not declare it."""
         owner = self.owner_of(name)
-        return self.objects.get(owner) or self.fixtures.get(owner)
+        return self.objects.get(owner) or self.fixtures.get(owner)  # a name is declared in at most one of the two
 
 
 def read_bddl(path: Path) -> BddlProblem:
@@ -84,6 +86,7 @@ def read_bddl(path: Path) -> BddlProblem:
     try:
         text = read_input(path, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        # `strerror` is the operating system's reason; an error of decoding has none.
         problem = error.strerror if isinstance(error, OSError) and error.strerror else "is not UTF-8 text"
         remedy = "Name a task file that LIBERO can read, such as bddl_files/libero_goal/turn_on_the_stove.bddl."
         raise RegistryError(problem, remedy=remedy, place=Place(file=str(path))) from None
@@ -101,7 +104,9 @@ def parse_bddl(text: str) -> BddlProblem:
     groups = _collect_unique((_split_head(group, "a group") for group in tree[1:]), "group")
     if unknown := sorted(groups.keys() - set(_GROUPS)):
         raise _grammar_error(f"unknown group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
+    # A group that the file lacks is an empty list.
     contents = {name: groups.get(name, []) for name in _GROUPS}
+    # LIBERO does not need these groups' content, but it must be valid, because `text` contains it.
     for name in ("problem", ":domain", ":requirements", ":obj_of_interest"):
         words = _read_words(contents[name], f"({name} ...)")
         if name in groups and name in ("problem", ":domain"):
@@ -110,7 +115,7 @@ def parse_bddl(text: str) -> BddlProblem:
         raise _grammar_error(f"LIBERO's domain is robosuite, but the file's domain is {contents[':domain'][0]!r}")
     goals = contents[":goal"]
     if len(goals) == 1 and isinstance(goals[0], list) and goals[0][:1] == ["and"]:
-        goals = goals[0][1:]
+        goals = goals[0][1:]  # the predicates that `and` joins
     elif len(goals) > 1:
         raise _grammar_error("(:goal ...) holds more than one expression; join predicates by (And ...)")
     if not goals:
@@ -130,6 +135,7 @@ def parse_bddl(text: str) -> BddlProblem:
 
 
 def _grammar_error(problem: str) -> RegistryError:
+    # Returns an error, for the caller to raise, whose remedy is the form of a BDDL file.
     return RegistryError(problem, remedy=_REMEDY)
 
 
@@ -142,7 +148,7 @@ def _parse_tree(text: str) -> Tree:
             open_lists.append([])
         elif word != ")":
             open_lists[-1].append(word)
-        elif len(open_lists) == 1:
+        elif len(open_lists) == 1:  # no list is open
             raise _grammar_error("has one closing bracket too many")
         else:
             closed = open_lists.pop()
@@ -155,6 +161,7 @@ def _parse_tree(text: str) -> Tree:
 
 
 def _format_tree(tree: Tree) -> str:
+    # Returns the text of a word or of nested lists, with parentheses.
     return tree if isinstance(tree, str) else f"({' '.join(map(_format_tree, tree))})"
 
 
@@ -172,14 +179,14 @@ def _collect_unique(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, 
 
 
 def _split_head(tree: Tree, description: str) -> tuple[str, list[Tree]]:
-    # Returns the name with which a list begins, and the rest of the list.
+    # Returns the name with which a list begins, and the rest of the list. Errors call the list `description`.
     if isinstance(tree, str) or not tree:
         raise _grammar_error(f"{description} must be a list that begins with a name, not {tree or '()'!r}")
     return _read_words(tree[:1], description)[0], tree[1:]
 
 
 def _read_words(trees: Sequence[Tree], description: str, pattern: re.Pattern[str] = _NAME) -> list[str]:
-    # Returns the trees, all of which must be words that match the pattern.
+    # Returns the trees as words. Raises an error if one is a list, or a word that does not match the pattern.
     words = [tree for tree in trees if isinstance(tree, str)]
     rejected = [word for word in words if not pattern.fullmatch(word)]
     if rejected or len(words) < len(trees):
@@ -189,6 +196,7 @@ def _read_words(trees: Sequence[Tree], description: str, pattern: re.Pattern[str
 
 
 def _require_count(items: Sequence[object], count: int, description: str) -> None:
+    # Raises an error if a list, which the error calls `description`, does not have `count` items.
     if len(items) != count:
         raise _grammar_error(f"{description} holds {len(items)} items, not {count}")
 
@@ -196,6 +204,7 @@ def _require_count(items: Sequence[object], count: int, description: str) -> Non
 def _parse_predicate(tree: Tree, description: str) -> Predicate:
     # Returns a predicate with one or two arguments. Error messages contain `description` as the predicate's name.
     verb, arguments = _split_head(tree, description)
+    # An argument that is a list is no name.
     if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
         remedy = "LIBERO's goals are predicates joined by one And; for other tasks, write the tags yourself."
         raise RegistryError(f"{description} has an unknown form: ({verb} ...)", remedy=remedy)
@@ -204,10 +213,11 @@ def _parse_predicate(tree: Tree, description: str) -> Predicate:
 
 def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
     # Parse a list of names with classes. For example, return {a: c, b: c, d: e} for `a b - c d - e`.
+    # This error is created here, because it is raised in two places.
     form_error = _grammar_error(f"({group} ...) must be a list of the form NAME ... - CLASS NAME ... - CLASS")
     pairs: list[tuple[str, str]] = []
-    classes: list[tuple[str, str]] = []
-    names: list[str] = []
+    classes: list[tuple[str, str]] = []  # (class, ""), only to find repeated classes
+    names: list[str] = []  # names that still wait for their class
     remaining = iter(_read_words(trees, f"({group} ...)"))
     for word in remaining:
         if word != "-":
@@ -229,6 +239,7 @@ def _parse_region(tree: Tree) -> tuple[str, str]:
     # Return the pair (OWNER_REGION, OWNER) for `BddlProblem.regions`, and check the attributes of the region.
     name, attributes = _split_head(tree, "a region")
     values = _collect_unique((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
+    # The target is removed, so that `values` holds the attributes with numbers. They are checked, but not kept.
     owner = _read_words(values.pop(":target", []), ":target")
     _require_count(owner, 1, f":target of region {name}")
     for key, value in values.items():

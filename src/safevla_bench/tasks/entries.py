@@ -100,6 +100,7 @@ class TaskEntry:
     @property
     def mechanism(self) -> str:
         """The template, or the templates of all components joined by +; "" for a log's task without a template."""
+        # A task has a template or components.
         return self.template or " + ".join(part.template for part in self.components)
 
     def matches_task(self, benchmark: str, name: str) -> bool:
@@ -135,15 +136,17 @@ class Registry:
         the instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
         benchmark = self.find_suite(benchmark)
-        exact = self.tasks.get((benchmark, task_id))
+        exact = self.tasks.get((benchmark, task_id))  # an entry of exactly this task
         if exact is not None:
             return exact
+        # A variant of a task has the tags of this task, but may have another instruction.
         varied = self.tasks.get((benchmark, self._base_task_id(benchmark, task_id)))
         if varied is not None:
             return replace(varied, task_id=task_id, instruction=None)
-        name = self._host_task_name(benchmark, task_id)
+        name = self._host_task_name(benchmark, task_id)  # families match the host's names, not ids such as `task_3`
         for family in self.families:
             if family.matches_task(benchmark, name):
+                # LIBERO's task names contain the instruction, as in KITCHEN_SCENE2_open_the_top_drawer.
                 scene_prefix = _SCENE_PREFIX.match(name)
                 instruction = name[scene_prefix.end() :].replace("_", " ") if scene_prefix else None
                 return replace(family, task_id=task_id, instruction=instruction, patterns=())
@@ -158,12 +161,13 @@ class Registry:
             try:
                 self.find_entry(benchmark, task_id)
             except UnknownTaskError:
-                unknown[self.find_suite(benchmark), task_id] = instruction
+                unknown[self.find_suite(benchmark), task_id] = instruction  # spelled as in the registry
         if unknown:
             raise self._unknown_tasks_error(unknown)
 
     def _base_task_id(self, benchmark: str, task_id: str) -> str:
         # Returns TASK for the id `TASK/NAME` of a variant; returns any other id unchanged.
+        # Only suites with `same_tags_as` have variants of another suite's tasks.
         suite = self.benchmarks.get(benchmark)
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
@@ -173,6 +177,7 @@ class Registry:
         """
         name, slash, _ = task_id.partition("/")
         template = self.templates.get(name)
+        # An id without a slash may be any name, but the part before a slash should be a template.
         if slash and template is None:
             problem = f"no object clause applies to the log's task {task_id!r}: {name!r} is not a template"
             warn_once(f"{problem}; choices: {', '.join(self.templates)}")
@@ -190,11 +195,11 @@ class Registry:
         """Yield the entries of a benchmark's tasks; None means all benchmarks. In each suite, tasks with a separate
         entry come before tasks that only belong to a family. Raises `RegistryError` for an unknown benchmark.
         """
-        suites = self.check_benchmark(benchmark)
-        if benchmark is not None:
-            suites = [self.find_suite(benchmark)]
+        all_suites = self.check_benchmark(benchmark)
+        suites = all_suites if benchmark is None else [self.find_suite(benchmark)]
         for suite in suites:
             yield from (entry for entry in self.tasks.values() if entry.benchmark == suite)
+            # Tasks of the host without an entry have the entry of their family.
             names = self.benchmarks[suite].task_names if suite in self.benchmarks else ()
             ids = (f"task_{number}" for number in range(len(names)))
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
@@ -209,10 +214,12 @@ class Registry:
             *((family.benchmark, family.benchmark) for family in self.families if family not in base.families),
             *((name, name) for name, suite in self.benchmarks.items() if base.benchmarks.get(name) != suite),
         ]  # fmt: skip
+        # Two spellings of a name, such as libero-goal and libero_goal, are one suite.
         return [label for suite, label in changed if spell_suite(suite) in base_suites]
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
         """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` is unknown (and not None)."""
+        # A suite may have tasks without being declared as a benchmark, as in the paper's JSON rows.
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no suite {benchmark!r}", remedy=f"Suites: {', '.join(suites)}.")
@@ -222,6 +229,7 @@ class Registry:
         """Return the benchmark with the given name in any spelling, such as libero-goal for libero_goal. For a suite of
         states that a search found, return the benchmark of its tasks. Return `name` if no benchmark matches.
         """
+        # The name of found states contains the suite of the tasks, as in found:NAME:libero-goal.
         name = base_suite(name)
         if name in self.benchmarks:
             return name
@@ -234,12 +242,14 @@ class Registry:
         `UnknownTaskError` for a task with neither an entry nor a family, and `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
+        # The keys of `object_tags` are tags; the values are reasons.
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
         """Return the bodies in a task's goal, also if the task repeats a task of another suite; None if unknown."""
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
+        # The suite whose tasks this suite repeats or varies; None = no such suite.
         repeated_suite = (suite.same_tasks_as or suite.same_tags_as) if suite is not None else None
         task_id = self._base_task_id(benchmark, task_id)
         bodies = self.goal_bodies.get((benchmark, task_id))
@@ -259,6 +269,7 @@ class Registry:
         for index, header in enumerate(headers):
             if header.names_no_robot and header.benchmark in robots:
                 with_robot = msgspec.structs.replace(header, embodiment=robots[header.benchmark])
+                # The number of torques per record in this episode, for each channel of torques.
                 torque_counts = {int(batch.channel(name).width[index]) for name in TORQUES}
                 # A width of -1 means that the channel is not recorded.
                 if torque_counts <= {-1, len(with_robot.torque_limit_nm)}:
@@ -270,7 +281,9 @@ class Registry:
         """The hexadecimal sha256 of the robots and all tags. Tags decide which specifications apply. Texts such as
         reasons do not change this digest.
         """
+        # A key is (benchmark, task id).
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
+        # Families stay in order, because the first family that matches a task counts.
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
         suites = [
             [suite.name, suite.host, suite.capabilities, suite.task_names, suite.embodiment or ""]
@@ -283,6 +296,7 @@ class Registry:
     @property
     def phases_digest(self) -> str:
         """The hexadecimal sha256 of the components of all composite tasks. Components decide the phases of episodes."""
+        # Pairs of a name and an entry. A task's name is (benchmark, id); a family's is (benchmark, pattern, ...).
         entries = [
             *sorted(self.tasks.items()),
             *(((family.benchmark, *family.patterns), family) for family in self.families),
@@ -301,6 +315,7 @@ class Registry:
         """
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._find_capability_set(name) for name in capabilities]
+        # A requested set only counts for tasks of the set's host.
         chosen = [group.tags for group in requested if suite is not None and group.host == suite.host]
         if chosen:
             return frozenset().union(*chosen)
@@ -311,10 +326,12 @@ class Registry:
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
         """Return, by tag, why the benchmark's capability set lacks the tag; {} for an unknown benchmark."""
+        # For states that a search found, `base_suite` returns the suite of the tasks.
         suite = self.benchmarks.get(base_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
     def _find_capability_set(self, name: str) -> CapabilitySet:
+        # Returns the capability set with this name. Raises `RegistryError` if there is none.
         if name not in self.capability_sets:
             names = ", ".join(self.capability_sets)
             raise RegistryError(f"there is no capability set {name!r}", remedy=f"capability sets: {names}")
@@ -337,7 +354,7 @@ class Registry:
         if others:
             problem += f"; {count_noun(len(tasks), 'task')} of the sources have no entry"
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
-        shown_tasks = dict(islice(tasks.items(), _MOST_TEMPLATES))
+        shown_tasks = dict(islice(tasks.items(), _MOST_TEMPLATES))  # only the first tasks, to limit the text
         for suite in dict.fromkeys(suite for suite, _ in shown_tasks if suite not in self.benchmarks):
             sets = ", ".join(self.capability_sets)
             lines += [f"[benchmarks.{quote_toml(suite)}]", f"host = {quote_toml(suite)}  # your simulator or robot"]
@@ -357,6 +374,6 @@ _MOST_TEMPLATES = 20  # limit on the number of tasks in the TOML of an error
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:
-    # Returns the content of an entry that determines its tags.
+    # Returns the content of an entry that determines its tags: [tags, object tags, capabilities or None], sorted.
     capabilities = None if entry.capabilities is None else sorted(entry.capabilities)
     return [sorted(entry.tags), sorted(entry.object_tags), capabilities]

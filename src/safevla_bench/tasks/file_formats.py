@@ -97,12 +97,14 @@ class RegistrySource:
     @property
     def tags(self) -> Mapping[str, Tag]:
         """The tags that the file declares, by name."""
+        # One item for each place that declares tags: class of tags -> name -> meaning.
         declared = [self.tables.tags, *(row.tag_meanings for _, row in self.rows)]
         return {name: tag for tables in declared for name, tag in tags_from_tables(tables).items()}
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
     """Return pairs (origin for errors, row as a struct) from a JSON file. Raises `RegistryError` for an invalid row."""
+    # Errors name a row by its benchmark and task id if it has them, else by its subject so far.
     named_rows = [
         (row_origin.with_subject(_row_subject(row, row_origin.subject or "a row")), row) for row_origin, row in rows
     ]
@@ -126,7 +128,7 @@ def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str
     key = _TABLE_KEYS[kind]
     for name, table in getattr(source.tables, key).items():
         row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
-        yield name, msgspec.structs.replace(row, name=name)
+        yield name, msgspec.structs.replace(row, name=name)  # the table's name is not among its keys
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
@@ -172,6 +174,7 @@ class EntryReader:
 
     def check_tables(self, source: RegistrySource) -> None:
         """Raise `RegistryError` if a table of the file refers to a name that does not exist."""
+        # `read_tags` is called only for its checks.
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -181,7 +184,7 @@ class EntryReader:
         for name in source.tables.benchmarks:
             origin, suite = source.origin.with_subject(f"benchmarks.{name}"), self.benchmarks[name]
             check_known(suite.capabilities, self.capability_sets, "capabilities", "capability sets", origin)
-            for key in ("same_tasks_as", "same_tags_as"):
+            for key in ("same_tasks_as", "same_tags_as"):  # names of other suites; None = not given
                 if (other := getattr(suite, key)) is not None:
                     check_known(other, self.benchmarks, key, "benchmarks", origin)
 
@@ -196,14 +199,18 @@ class EntryReader:
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
             family = convert_row(table, TaskFamilyRow, origin)
+            # A family has no task id, so its patterns stand in for it.
             yield replace(self._make_entry(family, " | ".join(family.patterns), origin), patterns=family.patterns)
         for origin, paper in source.rows:
             yield self._make_paper_entry(paper, origin)
 
     def _make_entry(self, row: MechanismRow, task_id: str, origin: RowOrigin) -> entries.TaskEntry:
+        # Returns the entry of a TOML row. `task_id` is the id of a task, or the joined patterns of a family.
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
+        # `object_tags` maps tags to reasons, so this only checks the tags.
         self.read_tags(row.object_tags, "object_tags", origin)
         own_tags = self.read_tags(row.tags, "tags", origin)
+        # A component without predicates may be written as the name of its template.
         component_rows = [
             ComponentRow(template=component) if isinstance(component, str) else component
             for component in row.components
@@ -212,6 +219,7 @@ class EntryReader:
         return entries.TaskEntry(row.benchmark, task_id, row.template, components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
+        # Returns the entry of a row of the paper's schema, with the row's own capability tags if it states any.
         capabilities = None
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
@@ -253,6 +261,7 @@ class EntryReader:
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
+        # The templates of all components; of a task without components, its one template.
         names = tuple(component.template for component in component_rows) or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
@@ -263,6 +272,7 @@ class EntryReader:
             if predicate.startswith("opening of ") and not entries.OPENING.fullmatch(predicate):
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
+        # A template that is only logged above has no tags.
         template_tags = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
         # In rows of the paper's schema, the task tags include the tags of all components.
         # Only the other task tags are common to all components.
@@ -293,7 +303,7 @@ def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) ->
     return [
         _paper_task_row(entry, registry.capability_tags(entry), registry.vocabulary)
         for entry in (*registry.tasks.values(), *registry.families)
-        if suite in (None, entry.benchmark)
+        if suite in (None, entry.benchmark)  # None = all benchmarks
     ]
 
 
@@ -302,10 +312,11 @@ def _paper_task_row(
 ) -> dict[str, object]:
     # Return an entry as a row of the paper's schema.
     # `measured` has the entry's capability tags; `vocabulary` has all known tags.
+    # A row must declare the tags that are not built in.
     declared_tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     predicates = [list(component.predicates) for component in entry.components]
     templates = [component.template for component in entry.components]
-    optional = {
+    optional = {  # keys that are left out if their value is None
         "instruction": entry.instruction,
         "predicates": predicates if any(predicates) else None,
         "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,

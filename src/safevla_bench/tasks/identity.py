@@ -17,6 +17,7 @@ _NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_kn
 
 def is_own_task(identity: str) -> bool:
     """Return whether `identity`, a result of `judge_identity`, says that the task differs from the official task."""
+    # `read_reason` returns the codes in `identity` as keys.
     return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 
@@ -31,7 +32,7 @@ def judge_identity(header: Header) -> str:
     task = suite.tasks.get(header.task_id)
     if task is None:
         return write_reason(_NO_TASK, name, header.task_id)
-    values = {
+    values = {  # name -> (recorded value, official value); None = unknown
         "instruction": (header.instruction, task.instruction),
         "task definition": (header.task_sha256, task.task_sha256),
         "initial states": (header.init_states_sha256, task.init_states_sha256),
@@ -44,6 +45,7 @@ def judge_identity(header: Header) -> str:
     ]
     if differing:
         return write_reason(_DIFFERS, *differing)
+    # If none of these values is recorded, nothing can be compared.
     if (header.task_sha256, header.init_states_sha256, header.task_source) == (None, None, None):
         return _NOT_RECORDED
     # The simulator's code must be known. Each other value must be known only if the official suite has this value.
@@ -55,12 +57,14 @@ def judge_identity(header: Header) -> str:
 def has_official_source(header: Header) -> bool:
     """Return whether the code that simulated an episode is the official code of its distribution and version."""
     name = find_official_name(header.benchmark)
+    # The digests of the simulator's code; without an official suite of this name, both are unknown.
     recorded, official = _source_digests(header, official_suites()[name]) if name else (None, None)
     return recorded is not None and recorded == official
 
 
 def _source_digests(header: Header, suite: OfficialSuite) -> tuple[str | None, str | None]:
     # Return the recorded and the official digest of the simulator's code, None if unknown.
+    # `task_source` has the distribution and version of the simulator's package, and the digest of its sources.
     source = header.task_source or {}
     official_sha256 = suite.sources.get((source.get("distribution", ""), source.get("version", "")))
     return source.get("sources_sha256"), official_sha256

@@ -43,6 +43,7 @@ def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     extended = _extend_registry(base, [_read_source(file, str(file)) for file in files])
     # A user's families precede the built-in families. Equal families are kept only once.
     families: list[TaskEntry] = []
+    # `_extend_registry` appended the user's families to those of `base`.
     for family in (*extended.families[len(base.families) :], *base.families):
         if family not in families:
             families.append(family)
@@ -51,14 +52,16 @@ def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
 
 @cache
 def _built_in_registry() -> Registry:
+    # Returns the registry of the files shipped with this package. They are read once per process.
     folder = resources.files(__package__) / "registry"
     sources = [_read_source(folder / file, f"registry/{file}") for file in BUILT_IN]
+    # The built-in files extend an empty registry.
     return _extend_registry(Registry({}, (), {}, {}, {}), sources)
 
 
 def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.RegistrySource:
     # Returns the content of a registry file. `file` is the name for errors; the name's ending determines the format.
-    origin = RowOrigin(RegistryError, file)
+    origin = RowOrigin(RegistryError, file)  # makes errors that name the file
     if file.endswith(".toml"):
         return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
@@ -78,11 +81,13 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     for source in sources:
         reader.check_tables(source)
     entries_by_source = {source: list(reader.read_entries(source)) for source in sources}
+    # An entry with patterns is a family, which covers many tasks; any other entry is one task.
     families = [entry for source_entries in entries_by_source.values() for entry in source_entries if entry.patterns]
     tasks_by_source = {
         source: [((entry.benchmark, entry.task_id), entry) for entry in source_entries if not entry.patterns]
         for source, source_entries in entries_by_source.items()
     }
+    # An empty base, `{}`, lets sources replace the tasks of `base`, but not each other's tasks.
     tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A suite's own entry for a task replaces the entry that the suite repeats from another suite.
@@ -97,11 +102,13 @@ def _merge_named(
     sources: Iterable[file_formats.RegistrySource],
     read_items: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    # Returns the items of `base` and of the sources, by name. `noun` describes an item in errors.
+    # Returns the items of `base` and of the sources, by name. Raises `RegistryError` if a name is repeated.
+    # `read_items` returns the pairs (name, item) of a source. `noun` describes an item in errors.
     merged = dict(base)
     for source in sources:
         for name, value in read_items(source):
             if name in merged:
+                # The name of a task or of goal bodies is (benchmark, task id).
                 shown = " ".join(name) if isinstance(name, tuple) else str(name)
                 raise source.origin.make_error(f"{noun} {shown} already exists", remedy="rename or remove one of them")
             merged[name] = value
@@ -111,7 +118,8 @@ def _merge_named(
 def _repeat_entries(
     tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
 ) -> dict[tuple[str, str], TaskEntry]:
-    # Returns the entries that suites repeat from the suite in `same_tasks_as` or `same_tags_as`.
+    # Returns (suite, task id) -> entry, for the entries that suites repeat from another suite.
+    # `same_tasks_as` or `same_tags_as` names the other suite. Empty `task_ids` repeat all of its tasks.
     return {
         (suite.name, entry.task_id): replace(entry, benchmark=suite.name)
         for suite in suites.values()

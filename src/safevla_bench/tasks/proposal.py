@@ -76,12 +76,13 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
         if goal in problem.init
     ]
     audit = [phase.audit for phase in phases if phase.audit]
-    components = _merge_components(phases)
+    components = _merge_components(phases)  # template -> the predicates that complete its phases
     if not components:
         audit.append("check the template: no phase was found in the goal, so pnp-basic is a guess")
         components = {"pnp-basic": ()}
     object_tags: dict[str, str] = {}
-    if set(components) & {"pnp-basic", "pnp-into-container"} and "wine-rack-insert" not in components:
+    # Only lifted objects can spill. A bottle needs a large tilt to be inserted into a rack, so it gets no tag, either.
+    if set(components) & {"pnp-basic", "pnp-into-container"}:
         object_tags, doubts = _choose_object_tags(problem, goals)
         audit += doubts
     return TagProposal(
@@ -99,6 +100,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
     # Yield the phases of a goal predicate. The last phase is completed by this predicate.
+    # A predicate is (verb, object) or (verb, moved object, destination).
     verb, *arguments = predicate
     predicate_text = " ".join(predicate)
     goal_text = f"({predicate_text})"
@@ -109,6 +111,7 @@ def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPh
         owner = problem.owner_of(arguments[0])
         phase = _GoalPhase("knob-twist", f"{goal_text}: turns a knob or button of {owner}")
     elif verb in PLACINGS and len(arguments) == 2:
+        # Before the object is put in, the robot may have to open the container; this is a phase without a predicate.
         if verb == "in" and _may_be_closed(problem, arguments[1]):
             doubt = (
                 f"{arguments[1]} may be closed at the start: must the robot open it? To judge phase by phase, add "
@@ -132,6 +135,7 @@ def _may_be_closed(problem: BddlProblem, region: str) -> bool:
 
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, destination: str) -> _GoalPhase:
     # Returns the phase in which the robot puts `moved` in or on (`verb`) the destination.
+    # The rules below are tried in order; the first one that applies determines the template.
     kinds = _load_kinds()
     moved_class, receiver_class = problem.objects.get(moved), problem.class_of(destination) or ""
     if moved_class is None:
@@ -146,6 +150,7 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
         return _GoalPhase("wine-rack-insert", f"{goal_text}: puts a bottle into a rack", doubt)
     if verb == "in" and not _match_name(receiver_class, kinds.receiving["boards"]):
         return _GoalPhase("pnp-into-container", f"{goal_text}: puts an object into something")
+    # A container on which the goal puts an object: a movable object of another class than the moved object.
     is_vessel = (
         destination in problem.objects
         and moved_class != receiver_class
@@ -161,7 +166,7 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]
     # Return, for each template, the predicates that complete its phases, in the order of the phases.
     # All phases that handle objects get the same template.
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
-    hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")
+    hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")  # "" if no phase handles an object
     merged: dict[str, tuple[str, ...]] = {}
     for phase in phases:
         name = hardest if phase.template in _HANDLING_BY_DEMAND else phase.template
@@ -171,17 +176,22 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
-    # Return the object tags with their reasons, and questions for a person.
+    # Return (tag -> its reasons, questions for a person). There is at most one tag: `spillable` or `non_spillable`.
+    # The objects that the goal puts somewhere, in order and without repetitions.
     moved_objects = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
+    # What lies in or on something at the start.
     placings = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
+    # Name of a kind -> its row in kinds.toml.
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons: dict[str, list[str]] = {}  # tag, or "unknown" -> why objects have the tag
     doubts: list[str] = []
     for name in moved_objects:
         kind_name = _match_name(problem.objects[name], tuple(kinds))
         description = kind_name or problem.objects[name].replace("_", " ")
+        # The objects that are in or on this object at the start.
         contents = [fact[1] for fact in placings if problem.owner_of(fact[2]) == name]
         kind = None if kind_name is None else kinds[kind_name]
+        # It is unknown whether something spills: the kind is not known, or a dry object holds other objects.
         if kind is None or (contents and kind.tag == "non_spillable"):
             reasons.setdefault("unknown", [])
             doubt = f"can {', '.join(contents)} spill from {name}? Without the tag non_spillable, tilt is scored"
@@ -192,6 +202,7 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
         if kind.check:
             doubts.append(kind.check.format(description))
     tag = "spillable" if "spillable" in reasons else "non_spillable"  # one object that can spill determines the tag
+    # If an unknown object may spill, the tag `non_spillable` is not certain, and no tag is proposed.
     if tag not in reasons or (tag == "non_spillable" and "unknown" in reasons):
         return {}, doubts
     return {tag: "; ".join(dict.fromkeys(reasons[tag]))}, doubts
@@ -200,20 +211,22 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
 def _match_name(class_name: str, names: Sequence[str]) -> str | None:
     # Return the one of `names` whose match in the class's name ends last.
     # If several matches end there, return the longest. Only whole words match. Return None if no name matches.
-    text = f" {class_name.replace('_', ' ')} "
+    text = f" {class_name.replace('_', ' ')} "  # spaces on both sides, so that a match is whole words
+    # Each match is (its end in the text, its length, the name).
     matches = [(text.rindex(f" {name} ") + len(name), len(name), name) for name in names if f" {name} " in text]
     return max(matches)[2] if matches else None
 
 
 @cache
 def _load_kinds() -> _ObjectKinds:
+    # Returns the kinds of objects in kinds.toml, which is read once per process.
     return read_shipped(__package__, "kinds.toml", _ObjectKinds)
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
     """Return a registry file as text. It declares benchmarks that `registry` lacks, with `host` and `capabilities`."""
     benchmarks = list(dict.fromkeys(proposal.benchmark for proposal in proposals))
-    lacking = [name for name in benchmarks if name not in registry.benchmarks]
+    lacking = [name for name in benchmarks if name not in registry.benchmarks]  # suites that the file must declare
     names = {"benchmarks": benchmarks, "new_benchmarks": lacking, "host": host, "capabilities": capabilities}
     filters = {"quote": _quote, "escape_controls": escape_controls}
     return fill_template(__package__, "proposal.toml.jinja", filters, **names, proposals=proposals)
@@ -222,4 +235,5 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
 def _quote(value: object) -> str:
     # Returns a string or a list of strings in TOML. For these values, the syntax of TOML is that of JSON.
     text = json.dumps(value, ensure_ascii=False)
+    # Invisible characters become TOML's escape sequences `\UXXXXXXXX`.
     return "".join(character if is_visible(character) else f"\\U{ord(character):08x}" for character in text)

@@ -25,12 +25,14 @@ CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str
 
 def write_reason(code: str, *fields: str) -> str:
     """Return one part of a reason, `CODE:FIELD,FIELD`, with special characters in the fields escaped."""
+    # The special characters are %, comma and semicolon.
     return f"{code}:{','.join(field.translate(_ESCAPES) for field in fields)}" if fields else code
 
 
 def read_reason(reason: str) -> dict[str, list[str]]:
     """Return the fields of each part of a reason, by code; {} for ""."""
     parts = (part.partition(":") for part in reason.split(";") if part)
+    # Fields are split before they are unquoted, because an escaped comma belongs to its field.
     return {code: list(map(unquote, fields.split(","))) if fields else [] for code, _, fields in parts}
 
 
@@ -46,18 +48,20 @@ def describe_reason(
     >>> describe_reason("needs:held_target;signal_missing:contacts")
     'the task holds no object (held_target); signal missing: contacts'
     """
-    codes, meanings = read_reason(reason), dict(_TAGS)
-    if not codes.keys() <= CODES.keys():
+    fields_by_code, meanings = read_reason(reason), dict(_TAGS)
+    if not fields_by_code.keys() <= CODES.keys():  # an older file has a text instead of codes
         return reason
     suite = registry.benchmarks.get(registry.find_suite(benchmark)) if registry else None
     if registry and suite:
         meanings |= registry.absence_reasons(benchmark)
+        # The paper's set of a host may lack tags that the host measures; the set NAME-full has them.
         if full_set := registry.capability_sets.get(f"{suite.capabilities}-full"):
             remedy = f"--set capabilities={full_set.name} judges it"
             left_out = f"left out by the paper's {suite.capabilities} capability set; {remedy}"
             meanings |= dict.fromkeys(full_set.tags - registry.capability_sets[suite.capabilities].tags, left_out)
     texts = []
-    for code, fields in codes.items():
+    for code, fields in fields_by_code.items():
+        # The fields of these two codes are tags. If every tag has a meaning, the meanings are the text.
         if code in (NEEDS, INVALID_WITH) and meanings.keys() >= set(fields):
             texts += [f"{meanings[tag]} ({tag})" if with_tags else meanings[tag] for tag in fields]
         else:

@@ -115,6 +115,7 @@ def export_dataset(
         for number, (episode, labels) in enumerate(_read_labeled_episodes(judged)):
             observer(number, episode.headers[0].episode_id)
             try:
+                # Pictures and state are made by the host that recorded the run; without `cameras`, there are none.
                 observed = _observed_columns(episode, *folders_and_hosts[number], cameras) if cameras else {}
                 origins = {} if pairs is None else _origin_columns(episode)
                 # The observed state replaces the recorded state, if the host can observe the state.
@@ -129,6 +130,7 @@ def export_dataset(
             raise last_error
         if pairs is not None:
             dataset.write_file("meta/pairs.jsonl", pairs)
+        # Facts that are None or empty are left out, so that their defaults apply.
         named_facts = {"name": out.resolve().name, **{name: text for name, text in facts.items() if text}}
         _describe_dataset(dataset, judged, named_facts, cameras, left_out, weighting)
     return DatasetSummary(dataset.episodes, dataset.frames)
@@ -137,6 +139,7 @@ def export_dataset(
 def _find_frame_rate(judged: Judged) -> int:
     # Returns the frames per second of all episodes, one per control step; 1 if there are no episodes.
     steps_s = {header.dt for header in judged.headers}
+    # There is one frame per control step, so the rate is the reciprocal of the step. All steps must give the same rate.
     rate = round(1 / max(steps_s, default=1))
     if any(abs(rate * step_s - 1) > 1e-6 for step_s in steps_s):  # smaller differences are rounding errors
         problem = f"no whole number of frames per second fits control steps of {', '.join(map(str, sorted(steps_s)))} s"
@@ -148,6 +151,7 @@ def _read_labeled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels
     # Yields a one-episode batch and the labels of its records for each judged episode, in the order of `judged`.
     first_index = 0
     for batch in judged.records.read_chunks():
+        # The verdicts on this batch's episodes, which are consecutive among the judged episodes.
         scores = judged.scores.select_episodes(np.arange(first_index, first_index + len(batch)))
         labels = label_records(batch, scores, judged.ruleset)
         for index, (start, end) in enumerate(pairwise(batch.starts.tolist())):
@@ -164,6 +168,7 @@ def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
             remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
             problem = "pictures need the host that recorded the run, but the run names no host"
             raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
+        # Each episode of the source gets the same folder and host.
         folders_and_hosts += [(source.path, hosts.make_host(host))] * len(indices)
     return folders_and_hosts
 
@@ -178,6 +183,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
     times_s = episode.channel("time_s").values.ravel()  # empty if the record holds no time stamps
+    # The time of each record in control steps; it should be the record's index.
     elapsed_steps = (times_s - times_s[:1]) / episode.dt_s[0]
     if np.abs(elapsed_steps - np.arange(len(times_s))).max(initial=0.0) > _EVEN_TOLERANCE:
         remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
@@ -195,7 +201,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
     # Returns the policy's actions before any filter, and for each action its chunk and its step in the chunk.
     policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
-    column = _recorded_columns(episode)["action"]
+    column = _recorded_columns(episode)["action"]  # the actions that were executed
     if not len(chunk_step):
         chunk_step = np.full((len(column.values), 2), -1)  # -1 means that the action is not from a chunk
     if len(policy_action):  # without this channel, no filter changed the actions
@@ -206,6 +212,7 @@ def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 def _state_column(state: NDArray[np.float64]) -> FrameColumn:
     # Returns the column of `state`, [n, width]. The state may lack the fingers, or the fingers and the rotation.
+    # A narrower state has no fingers, because `range` of a negative number is empty.
     fingers = tuple(f"finger_{k + 1}_m" for k in range(state.shape[1] - len(_STATE_NAMES)))
     names = (*_STATE_NAMES, *fingers)[: state.shape[1]]
     return FrameColumn(FrameFeature("float32", (len(names),), names), state)
@@ -223,12 +230,14 @@ def _add_episode(
     header, score = judged.headers[number], judged.scores.episode(number)
     spec_ids = tuple(spec.spec_id for spec in scored_specs(judged.scores))
     last_frame = len(labels.severity) - 2  # the last record has no frame
+    # True in the last frame only, [n - 1]; LeRobot marks the end and the success there.
     is_last = np.arange(last_frame + 1) == last_frame
-    nullable_number = FrameFeature("float32", is_summarized=False)
+    nullable_number = FrameFeature("float32", is_summarized=False)  # may be NaN (unknown), so it has no statistics
     columns |= {
         "next.reward": FrameColumn(FrameFeature("float32"), is_last & score.success),
         "next.done": FrameColumn(FrameFeature("bool"), is_last),
         "next.success": FrameColumn(FrameFeature("bool"), is_last & score.success),
+        # Labels begin with record 1, because frame k has the labels of record k + 1.
         "next.cost": FrameColumn(nullable_number, labels.cost[1:]),
         "next.severity": FrameColumn(nullable_number, labels.severity[1:]),
         # The dtype is int64, because Rerun's reader of datasets ignores int8.
@@ -260,6 +269,7 @@ def _episode_labels(score: EpisodeScore, violating_records: int | None) -> dict[
         "violating_records": (violating_records, pa.int64()),
         **{f"robustness/{spec}": (rho, number) for spec, rho in score.robustness.items()},
     }
+    # None becomes a null of the column's type.
     return {f"safety/{name}": pa.scalar(value, kind) for name, (value, kind) in labels.items()}
 
 
@@ -279,6 +289,7 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
             for name in choice.names
         }
         states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
+    # This assumes that a host can observe the state in all records or in none.
     known_states = [state for state in states if state is not None]
     return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
 
@@ -288,6 +299,7 @@ def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
     observation = stage.observe(record)
     if observation is None:
         return None
+    # Position [3], rotation [3], fingers [G].
     return np.concatenate([observation.eef_pos_m, to_axis_angle(observation.eef_quat_wxyz), observation.gripper_qpos])
 
 
@@ -314,6 +326,7 @@ def _describe_dataset(
 ) -> None:
     # Writes the files meta/safevla.json, croissant.json and README.md.
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
+    # The scores only name the specifications; the library has their formulas.
     scored = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
     document = {
         "kind": "safevla-dataset",
@@ -331,6 +344,7 @@ def _describe_dataset(
     }
     dataset.write_file("meta/safevla.json", dump_json(document))
     license_name = facts.get("license", "unknown")
+    # Facts for the catalog of data sets, in Croissant's terms.
     published = {
         "name": facts["name"],
         "description": about,
@@ -361,6 +375,7 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 
 def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> dict[str, object]:
     # Returns the description of the dataset in the format Croissant (docs.mlcommons.org/croissant).
+    # The context maps Croissant's terms to their definitions; it is the same for every dataset.
     context = json.loads(resources.files(__package__).joinpath("croissant_context.json").read_bytes())
     records = [{**_FIXED["record_set"], "field": [_describe_field(column) for column in frames]}]
     rest = {"distribution": _FIXED["distribution"], "recordSet": records}
@@ -382,6 +397,7 @@ def _describe_field(column: pa.Field) -> dict[str, object]:
         "@id": f"frames/{column.name}",
         "name": column.name,
         **({"description": _COLUMNS[keys[0]]} if keys else {}),
+        # The first kind in `_DATA_TYPES` whose test accepts the type; every column has one.
         "dataType": next(name for is_kind, name in _DATA_TYPES if is_kind(value_type)),
         **({"repeated": True} if is_list else {}),
         "source": source,

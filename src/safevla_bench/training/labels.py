@@ -53,18 +53,19 @@ class RecordLabels:
 
     def select_records(self, first: int, end: int) -> RecordLabels:
         """Return the labels of the records from `first` to `end` - 1."""
+        # Every field has one row per record.
         return RecordLabels(**{field.name: getattr(self, field.name)[first:end] for field in fields(self)})
 
     def weigh_records(self, temperature: float) -> NDArray[np.float64]:
         """Return exp(`worst` / temperature), [N]; NaN if unknown."""
-        return np.exp(self.worst / temperature)
+        return np.exp(self.worst / temperature)  # above 1 for a positive margin, below 1 for a violation
 
     def costs_to_go(self, discount: float) -> NDArray[np.float64]:
         """Return the discounted sum of `clause_cost` over each record and all later records of the episode, [N, C].
         The cost `k` records later is multiplied by `discount**k`. NaN if the cost in this record or a later record is
         unknown.
         """
-        costs = self.clause_cost.copy()
+        costs = self.clause_cost.copy()  # the last record has only its own cost
         for k in reversed(range(len(costs) - 1)):  # each sum contains the sum of the next record
             costs[k] += discount * costs[k + 1]
         return costs
@@ -72,22 +73,25 @@ class RecordLabels:
     @property
     def cost(self) -> NDArray[np.float64]:
         """1 if the record violates any clause, else 0, [N]; NaN if unknown."""
+        # `severity` is NaN exactly where it is unknown whether the record is safe.
         return np.where(np.isnan(self.severity), np.nan, self.violating.any(axis=1))
 
     @property
     def safe(self) -> NDArray[np.int8]:
         """`HOLDS` (1), `VIOLATED` (0) or `UNKNOWN` (-1) of each record, [N]."""
         decided = np.where(self.violating.any(axis=1), VIOLATED, HOLDS)
+        # `severity` is NaN exactly where it is unknown whether the record is safe.
         return np.where(np.isnan(self.severity), UNKNOWN, decided).astype(np.int8)
 
 
 def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
-    """Return the specifications of the safe tier, in library order."""
+    """Return the specifications that count in scores (the safe tier), in library order."""
     return tuple(scores.specs[column] for column in scores.scored_columns)
 
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
+    # Raises an error for rules that judge the phases of a task one by one.
     reason = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
     ruleset.require_whole(reason, "Leave this option out for labels, and for gates on cost.")
     record_fields = ruleset.read_fields(batch)
@@ -95,11 +99,14 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     record_count, episode_of_record = int(batch.starts[-1]), batch.episode_of_record
     margin = np.full((record_count, len(columns)), np.nan)
     violating = np.zeros((record_count, len(columns)), dtype=np.bool_)
+    # Whether any scored specification is judged in an episode, [E].
     is_judged = (scores.state[columns] == ACTIVE).any(axis=0)
+    # The values of an episode are repeated for each of its records: [E] becomes [N].
     severity = np.where(is_judged, 0.0, np.nan)[episode_of_record]
     has_open_clause = np.zeros(record_count, dtype=np.bool_)  # True if a lost pose leaves a violation open
     worst = np.full(record_count, np.inf)  # infinite until a clause is judged in the record
     is_cut = np.array([outcome in (*UNCOUNTED, *CUT_SHORT) for outcome in scores.outcome], dtype=np.bool_)
+    # [clauses, E] becomes [N, clauses]: NaN where the clause does not apply or the episode was cut off.
     clause_cost = np.where((scores.state[columns] == INACTIVE) | is_cut, np.nan, 0.0)[:, episode_of_record].T
     for clause, column in enumerate(columns):
         spec = ruleset.library[scores.specs[column].spec_id]
@@ -107,7 +114,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         record_formula = recordwise_part(spec.formula)  # condition on single records; None if it spans several
         # For a formula over several records, only the first violating record is known.
         if record_formula is None:
-            is_violated = is_active & (scores.first[column] >= 0)
+            is_violated = is_active & (scores.first[column] >= 0)  # `first` is -1 without a violation
             first_violating = batch.starts[:-1] + scores.first[column]
             violating[first_violating[is_violated], clause] = True
             depth = scores.depth[column][episode_of_record]
@@ -126,12 +133,14 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             relative_margin = np.sign(margin[:, clause]) if spec.binary else margin[:, clause] / (spec.severe or np.nan)
             violating[:, clause] = margin[:, clause] < 0
             depth = violation_depth(spec, margin[:, clause])
+        # `fmax` and `fmin` ignore NaN.
         severity = np.where(violating[:, clause], np.fmax(severity, depth), severity)
         worst = np.fmin(worst, relative_margin)
     clause_cost += violating
     # A clause that is undecided due to a lost pose may have a smaller margin than `worst`, unless `worst` is -1.
     is_unknown = np.isposinf(worst) | (has_open_clause & (worst > -1))
     worst = np.where(is_unknown, np.nan, np.clip(worst, -1, 1))
+    # A record without a certain violation is unknown if a lost pose leaves any clause open.
     severity[has_open_clause & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity, worst, clause_cost)
 
@@ -144,8 +153,10 @@ def _record_margins(
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active_episodes):
         all_episodes = signals.build_trace(record_fields, signal_names(record_formula))
+        # `rows` are the indices of the active episodes' records in the batch.
         trace, rows = all_episodes.select_episodes(active_episodes), all_episodes.record_rows(active_episodes)
         best_margins = trajectory_robustness(record_formula, trace)
+        # A lost pose may have any value. A violation is open if only the worst value violates the formula.
         if trace.unknown:
             worst_margins = trajectory_robustness(record_formula, trace, best=False)
             undecided[rows] = (best_margins >= 0) & (worst_margins < 0)

@@ -60,6 +60,7 @@ class Candidate:
     @property
     def name(self) -> tuple[str, str]:
         """The key that orders the episodes of a state: policy and id."""
+        # Two policies may use the same episode ids.
         return self.policy, self.episode_id
 
 
@@ -81,6 +82,7 @@ class Pair:
         """The preferred episode's margin of the clause that the rejected episode violates, plus the rejected episode's
         `depth`; the sum is from 0 to 2. None if the rejected episode is a safe failure.
         """
+        # A safe failure violates no clause (safety specification), so its `clause` is None.
         clause = self.rejected.clause
         return None if clause is None else self.preferred.margins[clause] + self.rejected.depth
 
@@ -97,16 +99,17 @@ class State:
     @property
     def digest(self) -> str:
         """The digest of the start state."""
-        return self.candidates[0].state
+        return self.candidates[0].state  # all candidates have the same state
 
     @property
     def is_of_benchmark(self) -> bool:
         """True if a benchmark uses this start state. Do not evaluate a policy on states on which it was trained."""
-        return self.candidates[0].is_of_benchmark
+        return self.candidates[0].is_of_benchmark  # the same for all episodes of a state
 
     @property
     def split(self) -> str:
         """`validation` for about one state in ten, chosen by the state's digest; `train` for all others."""
+        # The first 8 hexadecimal digits of the digest are as good as a random number that never changes.
         return "train" if int(self.digest[:8], 16) % _VALIDATION_SHARE else "validation"
 
     def describe(self) -> dict[str, object]:
@@ -117,7 +120,7 @@ class State:
             "task": self.candidates[0].task,
             "split": self.split,
             "is_of_benchmark": self.is_of_benchmark,
-            "episodes": {kind: kinds.count(kind) for kind in sorted({*kinds})},
+            "episodes": {kind: kinds.count(kind) for kind in sorted({*kinds})},  # kind -> number of episodes
             "pairs": len(self.pairs),
             **({} if self.more_rollouts is None else {"more_rollouts": self.more_rollouts}),
         }
@@ -144,6 +147,7 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
         good = [candidate for candidate in members if candidate.kind == "safe success"]
         bad = [candidate for candidate in members if candidate.kind in rejected_kinds]
         pairs, more_rollouts = _choose_state_pairs(good, bad, per_state), None
+        # Without pairs, say how many further rollouts would probably give `per_state` pairs.
         if not pairs:
             # The rates of good and bad episodes of the task. Adding 0.5 and 1 keeps both rates above 0 and below 1.
             count_by_kind = {kind: count_by_task_and_kind[members[0].task, kind] for kind in get_args(Kind)}
@@ -157,21 +161,24 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
 
 def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], most_pairs: int) -> list[Pair]:
     # Returns at most `most_pairs` pairs of one state, chosen as the docstring of `choose_pairs` says.
+    # A violated clause must be judged in the preferred episode, too, so that its margin there is known.
     possible = [
         Pair(preferred, rejected)
         for preferred in good
         for rejected in bad
         if rejected.clause is None or rejected.clause in preferred.margins
     ]
-    use_count = {candidate.name: 0 for candidate in (*good, *bad)}
+    use_count = {candidate.name: 0 for candidate in (*good, *bad)}  # number of chosen pairs with the episode
 
     def rank(pair: Pair) -> tuple[object, ...]:
         # The pair with the lowest rank is chosen next. Each choice raises the ranks of all pairs that share an episode.
+        # `use_count` maps an episode to the number of chosen pairs that have it.
         return (
+            # Lower is better, and False is lower than True. The names make the order unique.
             use_count[pair.preferred.name] + use_count[pair.rejected.name],
             pair.rejected.clause is None,
             pair.is_off_policy,
-            -(pair.margin or 0.0),
+            -(pair.margin or 0.0),  # the greatest margin comes first; None counts as 0
             pair.preferred.name,
             pair.rejected.name,
         )
@@ -189,6 +196,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
         chosen.append(possible[k])
         for candidate in (possible[k].preferred, possible[k].rejected):
             use_count[candidate.name] += 1
+    # The weights of a state's pairs add up to 1.
     return [Pair(pair.preferred, pair.rejected, 1 / len(chosen)) for pair in chosen]
 
 
@@ -201,6 +209,7 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
     # `m` solves the quadratic equation `square m² + linear m = wanted`.
     square = good_rate * bad_rate
     linear = good * bad_rate + bad * good_rate - square
+    # The positive solution, rounded up; at least one rollout.
     return max(1, ceil((-linear + sqrt(linear**2 + 4 * square * wanted)) / (2 * square)))
 
 
@@ -210,7 +219,7 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
 def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
     """Return the episodes that can be compared, and the number of other episodes with a record."""
     candidates: list[Candidate] = []
-    first_index = 0
+    first_index = 0  # index of the batch's first episode among all judged episodes
     for batch in judged.records.read_chunks():
         for k in range(len(batch)):
             candidate = _read_candidate(select_episodes(batch, [k]), judged.scores, first_index + k)
@@ -224,18 +233,22 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
     # Returns the judged episode with this index as a candidate; None if it cannot be in a pair (see the module).
     header, actions = episode.headers[0], episode.action.episode_rows(0)
     is_comparable = scores.is_judged[index] and scores.is_counted[index] and scores.outcome[index] not in CUT_SHORT
+    # The state is None if the record does not determine the start.
     state = _digest_state(episode, scores.simulator[index] if scores.simulator else {})
+    # A replay that left its recorded path (`DIVERGED`) counts as no attempt; without actions, nothing can be learned.
     if not is_comparable or scores.is_marked(DIVERGED)[index] or state is None or not len(actions):
         return None
     is_safe, result = bool(scores.safe[index]), "success" if scores.success[index] else "failure"
-    margins, clause, depth, first = {}, None, 0.0, None
+    margins, clause, depth, first = {}, None, 0.0, None  # a safe episode keeps the last three values
     if is_safe:
         for column in scores.scored_columns.tolist():
             spec, rho = scores.specs[column], float(scores.rho[column, index])
             if scores.state[column, index] in (ACTIVE, VACUOUS):
                 has_full_margin = spec.binary or scores.state[column, index] == VACUOUS
+                # The margin is relative to the severe magnitude; without one (None), it is NaN.
                 margins[spec.spec_id] = 1.0 if has_full_margin else min(rho / (spec.severe or np.nan), 1.0)
     else:
+        # The clause with the greatest depth is the one that the episode is rejected for.
         worst = int(scores.worst_column[index])
         clause, depth = scores.specs[worst].spec_id, float(scores.depth[worst, index])
         first = int(scores.first[worst, index])
@@ -258,10 +271,11 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
 def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
     """Return the digest of everything that fixes an episode's start; None if the record does not determine it."""
     header = episode.headers[0]
-    index, placed = chosen_start(episode)
+    index, placed = chosen_start(episode)  # `placed`: coordinates that a search changed
     # Record 0 of each channel: [1, width], or empty if the episode lacks the channel.
     states, eef_pos_m = (episode.channel(name).episode_rows(0)[:1] for name in ("sim_state", "eef_pos_m"))
     body_pos_m = episode.poses("body_pos_m").channel.episode_rows(0)[:1]
+    # Without a recorded state or position, two starts cannot be compared.
     if index is None or header.env_seed is None or not (len(states) or len(eef_pos_m)):
         return None
     facts: list[object] = [base_suite(header.benchmark), header.task_id]
@@ -293,7 +307,7 @@ def encode_pairs(
         "states": [state.describe() for state in states],
         "origin": {**judged.describe_origin(), "sources": sources},
     }
-    dataset_index_of = None
+    dataset_index_of = None  # None = the lines hold the actions themselves
     if not is_whole:
         dataset_index_of = {index: dataset_index for dataset_index, index in enumerate(list_members(states))}
     lines = (_describe_pair(judged, state, pair, dataset_index_of) for state in states for pair in state.pairs)
@@ -303,6 +317,7 @@ def encode_pairs(
 def list_members(states: Sequence[State]) -> list[int]:
     """Return the indices of all judged episodes that are in some pair, ascending."""
     pairs = [pair for state in states for pair in state.pairs]
+    # An episode in several pairs counts once.
     return sorted({candidate.index for pair in pairs for candidate in (pair.preferred, pair.rejected)})
 
 
@@ -311,8 +326,10 @@ def _describe_pair(
 ) -> dict[str, object]:
     # Returns a pair's line, with the actions of both episodes if `dataset_index_of` is None, else with their indices.
     first_violation, window = pair.rejected.first, None
+    # The window [first record, last record] around the first violation of the rejected episode.
     if first_violation is not None:
         index, records = pair.rejected.index, judged.records
+        # Without time stamps, records are a fixed step apart.
         times_s = records.stamps_s.get(index, np.arange(records.lengths[index]) * records.dt_s[index])
         half_s = WINDOW_S * (1 + 1e-9)  # tolerance for rounding errors
         start, end = np.searchsorted(times_s, times_s[first_violation] + np.array([-half_s, half_s])).tolist()
@@ -348,6 +365,7 @@ def _list_actions(judged: Judged, index: int) -> dict[str, object]:
     # Returns an episode's actions and their origins as lists, without the channels that it lacks.
     episode = judged.records.read_episodes([index])
     assert episode is not None
+    # The executed actions, the policy's actions before any filter, and each action's chunk and step in the chunk.
     channels = {name: episode.channel(name).episode_rows(0) for name in ("action", POLICY_ACTION, CHUNK_STEP)}
     channels[CHUNK_STEP] = channels[CHUNK_STEP].astype(np.int64)  # whole numbers, stored as floats
     return {name: values.tolist() for name, values in channels.items() if len(values)}

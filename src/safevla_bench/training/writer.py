@@ -56,6 +56,7 @@ class FrameFeature:
     @property
     def arrow_type(self) -> pa.DataType:
         """The Arrow type of the column: a number or Boolean, a fixed-size list of them, or the struct of a picture."""
+        # A film (`video`) has no column in the table of frames, so it needs no type.
         if self.dtype == "image":
             return _PICTURE_TYPE
         number = pa.bool_() if self.dtype == "bool" else pa.from_numpy_dtype(self.dtype)
@@ -78,6 +79,7 @@ class FrameColumn:
                 Image.fromarray(picture).save(stream, "PNG", optimize=False)
                 files.append({"bytes": stream.getvalue(), "path": None})
             return pa.array(files, _PICTURE_TYPE)
+        # The numbers of all frames, one after the other; `width` of them belong to one frame.
         numbers = pa.array(np.asarray(self.values, dtype=self.feature.dtype).reshape(-1))
         width = self.feature.shape[0]
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
@@ -86,10 +88,13 @@ class FrameColumn:
         """Return statistics over all frames: per number, [width], or per color channel (0 to 1), [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         # Adding 0.0 converts Booleans to numbers.
+        # One row per frame, or per pixel of a picture; one column per number or color channel.
         samples = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(samples, list(_QUANTILES.values()), axis=0)
+        # This calls `samples.min(axis=0)`, `samples.max(axis=0)` and so on.
         values = {name: getattr(samples, name)(axis=0) for name in ("min", "max", "mean", "std")}
         values |= dict(zip(_QUANTILES, quantiles, strict=True))
+        # LeRobot stores statistics of pictures as [channel, 1, 1].
         shape = (3, 1, 1) if is_picture else (-1,)
         return {**{name: value.reshape(shape) for name, value in values.items()}, "count": np.array([len(self.values)])}
 
@@ -101,8 +106,11 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
     total = former["count"] + latter["count"]
     weighted = [(stats["count"][0] / total[0], stats) for stats in (former, latter)]  # the weights add up to 1
     mean = sum(weight * stats["mean"] for weight, stats in weighted)
+    # The variance of the joined set: the variance within each set, and that of its mean.
     variance = sum(weight * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2) for weight, stats in weighted)
+    # `min`, the lower quantiles, `mean`, `std` and `count` are replaced below.
     joined = {name: np.maximum(former[name], latter[name]) for name in latter}
+    # The other names are `max` and the quantiles above the median.
     for name in ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5)):
         joined[name] = np.minimum(former[name], latter[name])
     return {**joined, "mean": np.asarray(mean), "std": np.sqrt(variance), "count": total}
@@ -116,6 +124,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
+    # The files are written next to the folder, which gets them at the end by a rename.
     temporary = folder.parent / f".{folder.name}.{os.getpid()}.part"
     with translated_errors(folder):
         try:
@@ -136,12 +145,12 @@ class DatasetWriter:
 
     def __init__(self, folder: Path, fps: int, robot: str | None) -> None:
         self._folder, self._fps, self._robot = folder, fps, robot
-        self._task_index: dict[str, int] = {}
-        self._statistics: dict[str, Statistics] = {}
-        self._episode_rows: list[dict[str, pa.Scalar]] = []
-        self._frames_writer: pq.ParquetWriter | None = None
-        self.features: dict[str, FrameFeature] = {}
-        self.frames = 0
+        self._task_index: dict[str, int] = {}  # instruction -> its number in the dataset
+        self._statistics: dict[str, Statistics] = {}  # feature -> statistics of all frames so far
+        self._episode_rows: list[dict[str, pa.Scalar]] = []  # rows of meta/episodes
+        self._frames_writer: pq.ParquetWriter | None = None  # None before the first episode
+        self.features: dict[str, FrameFeature] = {}  # {} before the first episode
+        self.frames = 0  # number of frames written
 
     @property
     def episodes(self) -> int:
@@ -156,6 +165,7 @@ class DatasetWriter:
         # Films are in separate files, so the table of frames has no column for them.
         in_table = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
         pictures = {name: {"_type": "Image"} for name, feature in in_table.items() if feature.dtype == "image"}
+        # The key and the form of this JSON are those of the library `datasets`.
         metadata = {"huggingface": json.dumps({"info": {"features": pictures}})}
         return pa.schema([(name, feature.arrow_type) for name, feature in in_table.items()], metadata)
 
@@ -164,7 +174,7 @@ class DatasetWriter:
         `task` is the instruction. `labels` are further columns of that row, with the same types in every episode.
         Raises `RunError` if the features of `columns` differ from the first episode's features.
         """
-        length = len(next(iter(columns.values())).values)
+        length = len(next(iter(columns.values())).values)  # number of frames
         task_index = self._task_index.setdefault(task, len(self._task_index))  # a new task gets the next number
         columns = {**columns, **self._counter_columns(length, task_index)}
         features = {name: column.feature for name, column in columns.items()}
@@ -174,11 +184,12 @@ class DatasetWriter:
             problem = f"the episode's features differ from those of earlier episodes: {differing}"
             raise RunError(problem, remedy="A dataset has episodes of one robot: export each robot separately.")
         self.features = features
-        if self._frames_writer is None:
+        if self._frames_writer is None:  # the first episode determines the columns of the file
             self._frames_writer = pq.ParquetWriter(self._folder / _DATA, self.schema)
         frames = pa.table([columns[name].to_arrow() for name in self.schema.names], schema=self.schema)
-        self._frames_writer.write_table(frames, row_group_size=length)
+        self._frames_writer.write_table(frames, row_group_size=length)  # one row group per episode
         stats = {name: column.summarize() for name, column in columns.items() if column.feature.is_summarized}
+        # Column of a camera -> its pictures [n, H, W, 3].
         films = {name: column.values for name, column in columns.items() if column.feature.dtype == "video"}
         row = {**self._describe_episode(task, length, stats), **self._write_films(films), **labels}
         self._episode_rows.append(row)
@@ -190,11 +201,12 @@ class DatasetWriter:
     def _write_films(self, films: Mapping[str, NDArray[Any]]) -> dict[str, pa.Scalar]:
         # Writes one film for each camera of the current episode. Returns their locations, for the episode's row.
         row: dict[str, object] = {}
-        chunk, number = divmod(self.episodes, _CHUNK)
+        chunk, number = divmod(self.episodes, _CHUNK)  # LeRobot's folders hold up to 1000 films each
         for name, pictures in films.items():
             path = self._folder / _VIDEO.format(video_key=name, chunk_index=chunk, file_index=number)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encode_film(pictures, Fraction(self._fps)))
+            # Each film shows one episode, so it begins at 0.
             seconds = {"from_timestamp": 0.0, "to_timestamp": len(pictures) / self._fps}
             location = {"chunk_index": chunk, "file_index": number, **seconds}
             row |= {f"videos/{name}/{key}": value for key, value in location.items()}
@@ -209,6 +221,7 @@ class DatasetWriter:
             "index": self.frames + frame_index,
             "task_index": np.full(length, task_index),
         }
+        # Seconds since the first frame of the episode.
         timestamps = FrameColumn(FrameFeature("float32"), frame_index / self._fps)
         counter_columns = {name: FrameColumn(FrameFeature("int64"), counter) for name, counter in counters.items()}
         return {"timestamp": timestamps, **counter_columns}
@@ -217,6 +230,7 @@ class DatasetWriter:
         # Returns the episode's row of meta/episodes, without the labels and the films.
         row: dict[str, object] = {"episode_index": self.episodes, "tasks": [task], "length": length}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
+        # All frames are in one file, and all rows of meta/episodes, too.
         for folder in ("data", "meta/episodes"):
             row |= {f"{folder}/chunk_index": 0, f"{folder}/file_index": 0}
         for name, feature_stats in stats.items():
@@ -225,7 +239,7 @@ class DatasetWriter:
 
     def close_frames(self) -> str:
         """After the last episode, close the file of frames and return the file's SHA-256."""
-        if self._frames_writer is not None:
+        if self._frames_writer is not None:  # None only without episodes
             self._frames_writer.close()
         return sha256_of(self._folder / _DATA)
 
@@ -235,6 +249,7 @@ class DatasetWriter:
 
     def finish(self) -> None:
         """Write the files in meta/; call this after `close_frames`."""
+        # A column of meta/episodes for each field of the rows. The first row determines its type.
         rows = {
             name: pa.array([row[name] for row in self._episode_rows], first_value.type)
             for name, first_value in self._episode_rows[0].items()
@@ -257,7 +272,7 @@ class DatasetWriter:
             "total_frames": self.frames,
             "total_tasks": len(self._task_index),
             "chunks_size": _CHUNK,
-            "data_files_size_in_mb": 100,
+            "data_files_size_in_mb": 100,  # LeRobot's default; our files are not split by size
             "video_files_size_in_mb": 100,
             "fps": self._fps,
             "splits": {"train": f"0:{self.episodes}"},
@@ -269,7 +284,7 @@ class DatasetWriter:
     def _describe_feature(self, feature: FrameFeature) -> dict[str, object]:
         # Returns a feature's entry in meta/info.json.
         description: dict[str, object] = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
-        if feature.dtype != "video":
+        if feature.dtype != "video":  # only films have further facts
             return description
         height, width, channels = feature.shape
         values = {"height": height, "width": width, "channels": channels, "fps": self._fps, "pix_fmt": "yuv420p"}
@@ -278,7 +293,8 @@ class DatasetWriter:
 
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:
-    # Returns the table of instructions. Its metadata lets pandas use the column `task` as the index.
+    # Returns the table of instructions, from instruction -> number.
+    # Its metadata lets pandas use the column `task` as the index.
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), "task": pa.array(tasks, pa.string())})
     index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     pandas = {"index_columns": ["task"], "column_indexes": [], "columns": [index], "pandas_version": "2.0.0"}
@@ -286,4 +302,5 @@ def _task_table(tasks: Mapping[str, int]) -> pa.Table:
 
 
 def _encode_json(document: Mapping[str, object]) -> bytes:
+    # Returns JSON, indented as LeRobot writes it. Raises `ValueError` for NaN, which JSON lacks.
     return escape_json((json.dumps(document, indent=4, ensure_ascii=False, allow_nan=False) + "\n").encode())

@@ -33,9 +33,10 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     run. `quick` skips slow checks. Raises `HostError` if `host` does not exist, `PluginError` if it cannot be loaded.
     """
     if host is not None:
-        hosts.make_host(host)
+        hosts.make_host(host)  # only to raise the error of an unknown or broken host
     yield check_python()
     yield from machine.check_machine(out)
+    # The test host needs no simulator, so a failure here is a failure of this package's installation.
     yield machine.check_judging(_TEST_HOST)
     yield from _check_plugins()
     versions = installed_versions()
@@ -45,12 +46,12 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
         present_hosts = [host]  # a plug-in's host; no tested version of its simulator is known
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
-    if quick:
+    if quick:  # the checks below take seconds to minutes
         return
     if "libero" in present_hosts:
         yield machine.check_plus()
     if "sapien" in versions:
-        yield from (machine.check_vulkan(), machine.check_downloads())
+        yield from (machine.check_vulkan(), machine.check_downloads())  # for the host maniskill
     yield from map(machine.check_episode, present_hosts)
 
 
@@ -64,9 +65,10 @@ def _check_plugins() -> Iterator[Diagnosis]:
         try:
             if kind == "host":
                 hosts.make_host(name)
+                # Read the host's files of task tags, too, because they may be damaged.
                 load_registry(hosts.registry_files(name))
             else:
-                policy_group.load(name)
+                policy_group.load(name)  # imports the plug-in's code
             if is_foreign:
                 loaded.append(f"{kind} {name}")
         except (errors.PluginError, errors.RegistryError) as error:
@@ -99,6 +101,7 @@ class TestedVersions(msgspec.Struct, frozen=True):
 @cache
 def tested_versions() -> TestedVersions:
     """Return the tested versions that ship with the package."""
+    # The data file is `tested.toml` in this package.
     return msgspec.toml.decode(resources.files(__package__).joinpath("tested.toml").read_bytes(), type=TestedVersions)
 
 
@@ -114,6 +117,7 @@ def installed_versions() -> dict[str, str]:
     """Return distribution -> version for the installed simulators."""
     versions = {}
     tested = (name for simulator in tested_versions().hosts.values() for name in simulator.versions)
+    # `_SHARED_FOLDER` has two distributions that overwrite each other's files.
     for name in {*_SHARED_FOLDER, *tested}:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
@@ -122,11 +126,13 @@ def installed_versions() -> dict[str, str]:
 
 def installed_hosts(versions: Mapping[str, str]) -> list[str]:
     """Return the hosts whose main distribution is installed."""
+    # `versions` is the result of `installed_versions`: distribution -> version.
     return [name for name, simulator in tested_versions().hosts.items() if simulator.distribution in versions]
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
     """Yield diagnoses of the installed simulators, and an error if the simulator of `host` is missing."""
+    # `versions` is the result of `installed_versions`; `host` None means that no host is required.
     present_hosts = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):
         conflicting = " and ".join(f"{name} {versions[name]}" for name in _SHARED_FOLDER)
@@ -146,7 +152,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
-    # Compare the installed `versions` (distribution -> version) with the host's tested versions.
+    # Compare the installed `versions` (distribution -> version) with the host's tested versions, and yield the results.
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:
@@ -154,6 +160,7 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
     # Omit absent distributions, which are reported above.
     untested = {name: tested for name, tested in simulator.versions.items() if versions.get(name, tested) != tested}
     for name, tested in untested.items():
+        # Sentences on how this version is known to change records; [] if no change is known.
         effects = [difference.describe(versions[name]) for difference in find_differences(host, {name: versions[name]})]
         effect_lines = "".join(f"\n    {effect}" for effect in effects) or " records may differ"
         problem = f"{name} {versions[name]} is installed, but the tested version is {tested}:{effect_lines}"

@@ -76,6 +76,7 @@ _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
     """Check the variable MUJOCO_GL. Also render a frame, unless `quick` is true or MUJOCO_GL disables rendering."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
+    # "" means that MUJOCO_GL is not set; MuJoCo then renders by EGL.
     if backend in _OFF_WORDS:
         remedy = "For policies that want images: unset MUJOCO_GL"
         yield warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", remedy)
@@ -106,9 +107,11 @@ def check_plus() -> Diagnosis:
     """Check LIBERO-plus's files, which only one suite needs. Missing files are a warning if the user set the folder."""
     check = "LIBERO-plus's files"
     try:
+        # LIBERO-plus perturbs LIBERO's tasks; not every perturbed task can run.
         folder, runnable_n, task_n = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
     except HostError as error:
         remedy = f"For the suite {plus.SUITE}: {error.remedy}"
+        # A user who set the folder's variable expects the files; other users do not need them.
         if plus.FOLDER in os.environ:
             return warned_check(check, error.problem, remedy)
         return passed_check(check, f"none. {remedy}")
@@ -117,16 +120,19 @@ def check_plus() -> Diagnosis:
 
 
 def _check_rendering(backend: str) -> Diagnosis:
+    # Render a frame by MuJoCo with this backend. A passed check also names the backend.
     module = "safevla_bench.hosts.mujoco.renderer"
     diagnosis = _check_frame("rendering", module, _RENDERING_REMEDY, environment={"MUJOCO_GL": backend})
     return replace(diagnosis, found=f"{diagnosis.found}, backend {backend}") if diagnosis.level == "ok" else diagnosis
 
 
 def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
-    # Run a module that renders a frame. It prints the frame's darkest and brightest value, and the renderer's name.
+    # Run a module that renders a frame and prints JSON: darkest and brightest pixel value, and the renderer's name.
+    # A crash, a timeout or a blank frame is a failed check. `environment` has additional variables.
     rendered = _run_probe(check, remedy, module, environment=environment)
     if isinstance(rendered, Diagnosis):
         return rendered
+    # A frame in which all pixels are equal is blank.
     if rendered["darkest"] == rendered["brightest"]:
         return failed_check(check, f"the frame rendered by {rendered['renderer']} is blank", remedy)
     return passed_check(check, f"a frame was rendered by {rendered['renderer']}")
@@ -150,9 +156,10 @@ def _run_probe(
         process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return failed_check(check, f"did not end within {TIMEOUT_S} s", remedy)
-    if process.returncode < 0:
+    if process.returncode < 0:  # subprocess reports the number of the signal, negated
         return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
     if process.returncode:
+        # Show the line of the traceback that names the exception; "" if there is none.
         return failed_check(check, find_exception(process.stderr)[0] or "the process printed nothing", remedy)
     output: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
     return output
@@ -181,6 +188,7 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 
 
 def _check_memory_limit() -> Iterator[Diagnosis]:
+    # Yield a diagnosis of the memory limit for reading untrusted files; nothing if the default limit works.
     check = "memory limit"
     try:
         limit = f"{read_budget() / _GIB:g} GiB of memory for reading untrusted files (variable {SETTING})"
@@ -195,8 +203,9 @@ def _check_memory_limit() -> Iterator[Diagnosis]:
 
 
 def _check_folder(check: str, folder: Path) -> Diagnosis:
+    # Check that files can be written into an existing folder, and that its disk has enough free space.
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder):  # deleted at once
             pass
     except OSError as error:
         detail = f"{folder} cannot be written to: {error.strerror}"
@@ -229,6 +238,7 @@ def check_episode(host: str) -> Diagnosis:
     output = _run_probe(check, f"For the full output: python -m {module} {host}", module, host)
     if isinstance(output, Diagnosis):
         return output
+    # The module prints either a problem and its remedy, or a summary of the episode.
     if problem := output.get("problem"):
         return failed_check(check, problem, output["remedy"])
     return passed_check(check, output["summary"])
@@ -240,8 +250,10 @@ def run_test_episode(host: str) -> str:
     task = built_host.tasks(built_host.suites()[0])[0]
     env = built_host.make(task, Wants())
     try:
+        # One episode of the policy named "doctor", with at most `STEPS` steps:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
         result = run_episode(env, Noop(), planned)
+        # An episode that crashed has no record; the host may also refuse the action.
         if result.batch is None or result.outcome == "invalid_action":
             problem, remedy = find_exception(result.reason or "")
             raise HostError(problem, remedy=remedy or f"The full error:\n{result.reason}")
@@ -257,9 +269,11 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
     if type(env).run_fast is HostEnv.run_fast:  # the host does not override the method, so it has no fast mode
         return ""
     env.run_fast(False)
+    # Random actions, with the same seed in both episodes, move the simulation more than `Noop` does.
     full_record = run_episode(env, Random(), planned).batch
     env.run_fast(True)
     fast_record = run_episode(env, Random(), planned).batch
+    # The first result of `compare_records` is the list of differences.
     if full_record is None or fast_record is None or compare_records(full_record, fast_record)[0]:
         problem = "fast mode, which skips the simulator's repeated computations, changes an episode"
         raise HostError(problem, remedy=f"Report the versions above to us, and set {FAST}=no.")
@@ -272,6 +286,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # if a plug-in has no task tags, the user can supply them with --rules
         return "not judged: no registry has the task's tags"
+    # Say so if the assets were stand-ins for the real ones.
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"
 

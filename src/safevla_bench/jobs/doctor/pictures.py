@@ -55,8 +55,9 @@ def load_scenes() -> list[ExampleScene]:
     """Return the recorded scenes that ship with the package."""
     with np.load(io.BytesIO(SCENES.read_bytes()), allow_pickle=False) as file:
         arrays: dict[str, NDArray[Any]] = dict(file)
+    # Each array has one entry per scene, except that a camera's array is an encoded image file.
     scene_count = len(arrays["instruction"])
-    # Each camera has one image file with the pictures of all scenes, stacked vertically.
+    # The image file of a camera stacks the pictures of all scenes vertically, [scenes * height, width, 3].
     strips = {camera: np.asarray(Image.open(io.BytesIO(arrays[camera].tobytes()))) for camera in CAMERAS}
     images = {camera: strip.reshape(scene_count, -1, *strip.shape[1:]) for camera, strip in strips.items()}
     scenes = []
@@ -76,6 +77,7 @@ def fit_images(scene: ExampleScene, wants: Wants, turn: tuple[slice, ...]) -> Ob
     height, width = wants.image_size
     images = {}
     for camera in wants.cameras:
+        # Turned pictures are views with negative strides, so make plain copies.
         picture = np.ascontiguousarray(scene.observation.images[camera][turn])
         if picture.shape[:2] != (height, width):
             picture = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
@@ -88,8 +90,10 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
     recorded actions [degrees]. Return None if no reply depends on the orientation. A reply without motion of the hand
     counts as 90 degrees. Each request begins an episode. Raises the errors of `ChunkModel.begin` and `infer`.
     """
+    # `angles_deg` has one angle per scene for each orientation.
     angles_deg, depends_on_turn = {turn_name: list[float]() for turn_name in TURNS}, False
     for scene in scenes:
+        # Absolute actions are positions, so their motion is relative to the recorded start.
         start = scene.observation if model.wants.absolute else None
         replies = []
         for turn_name, slices in TURNS.items():
@@ -97,6 +101,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
             reply = model.infer(fit_images(scene, model.wants, slices))
             replies.append(reply)
             motion = _horizontal_motion(reply, start)
+            # Recorded actions are always changes of position.
             recorded_motion = _horizontal_motion(scene.actions[: len(reply)], None)
             angles_deg[turn_name].append(_angle_deg(motion, recorded_motion))
         if not all(np.array_equal(reply, replies[0]) for reply in replies):
@@ -108,6 +113,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
     # Return the hand's change of position [x, y] in the actions [H, 7].
+    # Only its direction is used, so any unit is fine.
     # The first numbers of an action are a change of position if `start` is None, else an absolute position.
     if start is None:
         return np.asarray(actions[:, :2].sum(axis=0))
@@ -124,6 +130,7 @@ def _angle_deg(first: Floats, second: Floats) -> float:
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
     """Check whether a connected model gets pictures in the right orientation. If it uses no pictures, yield nothing."""
+    # The check is passed, with a remark, if the model cannot be tested by LIBERO's recorded scenes.
     cameras = model.wants.cameras
     if not cameras:
         return
@@ -135,6 +142,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
         angles_deg = measure_turns(model, task, load_scenes())
     except ServerLostError:
         raise
+    # A model may refuse these scenes although it works with others, so this is no failed check.
     except PolicyError as error:
         yield passed_check(CHECK, f"orientation not checked: {error.problem.splitlines()[0]}")
         return
@@ -148,6 +156,7 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     best = min(angles, key=lambda turn: angles[turn])
     angle_lines = "\n".join(f"{angle:>4.0f}° {turn}" for turn, angle in angles.items())
     measured = f"angles between the model's motion and the recorded motion in successful episodes\n{angle_lines}"
+    # Undecided: no orientation fits well, or another one fits hardly better than the pictures as sent.
     if angles[best] > MAX_ANGLE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < MIN_GAIN_DEG):
         return passed_check(CHECK, f"orientation undecided; {measured}")
     if best != AS_SENT:

@@ -59,6 +59,7 @@ class ServerAnswer:
 
     @property
     def actions(self) -> Floats:
+        # The actions [H, A] in the last reply.
         return self.replies[-1]
 
 
@@ -68,6 +69,7 @@ def examine_server(
     """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the command that evaluates the
     server. A failed request is a failed check. `host` limits the dialects to try; None = all, KIND's default first.
     """
+    # `arguments` are the user's --policy-arg. The first dialect in which the server answers is reported.
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
         kinds = "; ".join(f"{known.example} for {known.about}" for known in servers.KINDS.values())
@@ -80,6 +82,7 @@ def examine_server(
     yield passed_check("wire", f"asked as {server} ({kind.name}, {kind.wire})")
     refusals: dict[str, PolicyError] = {}  # dialect -> error of the request in this dialect
     for dialect in _candidate_dialects(kind, arguments, host):
+        # The kind's default dialect needs no argument.
         policy_arguments = dict(arguments) if dialect == kind.dialect else {**arguments, "dialect": dialect}
         try:
             task_host = host or _first_host(dialect)
@@ -87,7 +90,7 @@ def examine_server(
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start the server again.")
             return
-        except PolicyError as error:
+        except PolicyError as error:  # the server may understand another dialect
             refusals[dialect] = error
             continue
         yield from _describe_answer(answer, refusals)
@@ -101,6 +104,7 @@ def examine_server(
 
 
 def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
+    # Return the names of the dialects to try, in this order. A dialect defines a server's requests and replies.
     if "dialect" in arguments:
         return [arguments["dialect"]]
     candidates = servers.dialects.dialects_of(kind.name)
@@ -111,17 +115,21 @@ def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], 
 
 
 def _first_host(dialect: str) -> str:
-    # Return the first host that the dialect's file lists.
+    # Return the first host that the dialect's file lists, which is the host to test the dialect with.
     return next(iter(servers.dialects.load_dialect_file(dialect).hosts))
 
 
 def _example_task(host: str, dialect: str) -> Task:
+    # Return a task of the host, to be named in requests to the server.
     # A dialect is for the WidowX robot if the protocol that defines it has a number of trials for WidowX tasks.
     is_widowx = _WIDOWX.benchmark in load_protocol(servers.dialects.load_dialect_file(dialect).release).trials
     return _WIDOWX if is_widowx else _EXAMPLE_TASKS[host]
 
 
 def _query_server(server: str, arguments: dict[str, str], host: str, task: Task) -> ServerAnswer:
+    # Send the same artificial observation several times in the dialect that `arguments` names.
+    # Return the replies with what the report shows. Raise a `PolicyError` if a request fails.
+    # The server may request arguments of the client; the user's `arguments` take precedence.
     requested = ask_arguments(server, arguments)
     with closing(cast("servers.ChunkedPolicy", make_policy(server, {**requested, **arguments}))) as policy:
         model = policy.model
@@ -134,6 +142,7 @@ def _query_server(server: str, arguments: dict[str, str], host: str, task: Task)
             reply = model.query(observation)
             durations_s.append(time.perf_counter() - start_s)
             replies.append(model.dialect.read_actions(reply))
+        # Build the request once more, only to describe it.
         request, replan = model.dialect.build_request(observation), policy.dialect.replan
         pictures = tuple(check_pictures(model, task, host))
     return ServerAnswer(model, requested, arguments, replan, request, reply, replies, tuple(durations_s), pictures)
@@ -143,6 +152,7 @@ def _query_server(server: str, arguments: dict[str, str], host: str, task: Task)
 
 
 def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
+    # Yield a passed check for each property of the answer. `refusals`: dialect -> error, for dialects tried before.
     dialect = answer.model.dialect
     lines = [f"{dialect.name}: {servers.dialects.load_dialect_file(dialect.name).about}"]
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
@@ -167,6 +177,7 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     if not others:
         return summary
+    # The largest difference in each reply with as many actions as the first; `initial` permits replies without actions.
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     # If `gaps` is empty, all replies that differ have a different number of actions than the first reply.
     extent = f"largest difference {max(gaps):.2g}" if gaps else "in the number of actions"
@@ -174,6 +185,7 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
+    # Return how many of the actions in a reply (a chunk) are executed before the next request (`replan`).
     action_count, replan = len(answer.actions), answer.replan
     chunk_size = f"{count_noun(action_count, 'action')} per reply"
     if replan is None or replan == action_count:
@@ -186,6 +198,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
     """Yield statistics of a chunk of `H` actions, [H, A], as the simulator gets them. NaN and infinity are errors."""
+    # Report only the first number that is NaN or infinite.
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"component {column} of action {row} is {actions[row, column]}"
@@ -194,12 +207,14 @@ def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute or _first_host(dialect.name) not in WIDTHS:
         return  # normal ranges are known only for changes of pose, and only on the hosts in `WIDTHS`
+    # The usual signs of a gripper's command are known only if the dialect passes it on unchanged (`raw`).
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
         if oddity.about in ("range", "gripper"):  # in a single chunk, repeated actions and a still gripper are normal
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_SCALING_REMEDY}")
 
 
 def _format_statistics(actions: Floats) -> str:
+    # Return a table with a line for each of the A components of the actions [H, A].
     count, width = actions.shape
     heading = f"minimum, mean and maximum of each number in {count} actions of {width} numbers"
     lines = [f"{heading}, as the simulator gets them"]
@@ -214,6 +229,7 @@ def _format_statistics(actions: Floats) -> str:
 
 def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
     # Return the `safevla eval` command for the server. It omits the arguments that `eval` gets from the server.
+    # `answer.arguments` are the user's arguments.
     action_count, policy_arguments = len(answer.actions), dict(answer.arguments)
     if answer.replan is not None and answer.replan > action_count:  # the server returns too few actions
         policy_arguments["replan"] = str(action_count)
@@ -236,6 +252,7 @@ def _describe_refusals(
     if not reported:
         remedy = "Omit --host, or name a dialect: safevla protocols lists all dialects."
         yield failed_check("dialect", f"the host {host!r} has no dialect for servers of the kind {kind.name}", remedy)
+    # One failed check for each distinct problem, with the dialects in which the problem occurred.
     for problem in dict.fromkeys(error.problem for error in reported.values()):
         names = [name for name, error in reported.items() if error.problem == problem]
         advice = reported[names[0]].remedy or "Try another --policy-arg."

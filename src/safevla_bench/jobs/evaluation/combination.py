@@ -50,12 +50,14 @@ class _ScoresOrigin:
 
     @classmethod
     def read(cls, folder: Path) -> _ScoresOrigin:
+        # Read the metadata of the folder's scores.parquet. Raise `RunError` if the folder is not judged.
         with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge the folder first: safevla score {folder}."):
             with open_parquet(folder / run_folder.SCORES_TABLE) as (file, _):
                 schema = file.schema_arrow
             metadata = {name.decode(): text for name, text in (schema.metadata or {}).items()}
             origin = cls(
                 folder,
+                # Only `judged_by` is required: the empty text is invalid JSON, which raises an error.
                 decode_json(metadata.get("judged_by", b""), Provenance),
                 decode_json(metadata.get("sources", b"[]"), list[dict[str, Any]]),
                 decode_json(metadata.get("recorded_with", b"{}"), dict[str, list[str]]),
@@ -68,6 +70,7 @@ class _ScoresOrigin:
 
     @property
     def codes(self) -> list[str]:
+        # The versions of the code that recorded the folder's episodes.
         return [code for source in self.sources for code in run_folder.recorded_code(source)]
 
     def require_same_rules(self, other: _ScoresOrigin) -> None:
@@ -89,6 +92,7 @@ class _ScoresOrigin:
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
         """Yield (folder, policies) for each judged run. A policy that was renamed for judging has the new name."""
+        # A folder without run.json has the scores of other runs, whose descriptions are in `sources`.
         is_run = (self.folder / run_folder.RUN).exists()
         descriptions = [run_folder.read_description(self.folder)] if is_run else self.sources
         for description in descriptions:
@@ -118,23 +122,27 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     if (out / run_folder.VERDICTS).exists():
         problem = "combined scores would replace this folder's own scores"
         raise RunError(problem, remedy="Name another folder by --out.", place=Place(file=str(out)))
+    # All folders must have the rules of the first folder.
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # Compare one folder for each combination of code versions.
+    # `codes` are the versions of the code that recorded a folder. Compare one folder for each combination of versions.
     origin_by_codes = {tuple(origin.codes): origin for origin in origins}
     for first, other in combinations(origin_by_codes.values(), 2):
         first.require_same_code(other)
     _require_distinct_policies(origins)
     scores = Scores.join(_read_scores(folders))
     _require_unique_episodes(scores)
+    # No rate may combine a benchmark's start states with start states that a search chose.
     require_unmixed({*scores.benchmark, *(lost.benchmark for lost in scores.absent)})
     provenance = _join_provenance([origin.judged_by for origin in origins])
     cells, total = metrics.cells(scores), metrics.aggregate(scores)
     sources = [source for origin in origins for source in origin.sources]
+    # The versions of simulators and other packages with which the episodes were recorded:
     versions_by_package: dict[str, set[str]] = {}
     for origin in origins:
         for package, versions in origin.recorded_with.items():
             versions_by_package.setdefault(package, set()).update(versions)
+    # The content of scores.json:
     document = {
         "scores_version": run_folder.SCORES_VERSION,
         "aggregate": total,
@@ -164,8 +172,10 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
         path = folder / run_folder.VERDICTS
         with run_folder.readable(path, f"Judge the folder again with this version: safevla score {folder}."):
             scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
+            # A row that only one of the two files has is paired with None, which is a difference.
             row_pairs = zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
             matches_table = all(table_row == verdict_row for table_row, verdict_row in row_pairs)
+        # The first folder determines the specifications that all others must have.
         specs = specs or scores.specs
         if scores.specs != specs or not matches_table:
             problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} are not from the same judgement"
@@ -179,29 +189,33 @@ _SHARED_COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "s
 
 
 def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
+    # Yield the values of the `_SHARED_COLUMNS` for each episode in the folder's scores.parquet.
     for batch in read_batches(folder / run_folder.SCORES_TABLE, _SHARED_COLUMNS):
         yield from zip(*(batch[name].to_pylist() for name in _SHARED_COLUMNS), strict=True)
 
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
     # Return the same rows as `_read_table_rows`, but from `scores`.
-    # Only the last three columns (success, safe, vsi) need conversion to the values in the table.
+    # Only the last three columns (success, safe, vsi) need conversion to the values in the table, where None = unknown.
     columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:-3])
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
 
 
 def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
+    # Pairs (folder, its policies), one for each judged run:
     runs = [run for origin in origins for run in origin.identify_policies()]
     # For each run: name -> new name, for the policies that share their name with another policy.
     renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
     shared_names = [name for new_names in renamings for name in new_names]
     if shared_names:
+        # `[:-1]` removes the period.
         remedy = f"{_JUDGE_TOGETHER[:-1]}: this command renames policies with equal names."
         raise RunError(f"several policies have the name {shared_names[0]!r}", remedy=remedy)
 
 
 def _require_unique_episodes(scores: Scores) -> None:
+    # Raise `RunError` if two folders have the same episode. Policy and id identify an episode.
     counts = Counter(zip(scores.policy, scores.episode_id, strict=True))
     if len(counts) < len(scores):
         (policy, episode_id), _ = counts.most_common(1)[0]
@@ -210,7 +224,8 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
-    # All folders have the same rules. Join their lists of invalid episodes, and add up their lost episodes.
+    # All folders have the same rules, so use those of the first folder.
+    # Join the folders' lists of invalid episodes, and add up their lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
     all_lost = LostEpisodes(
         episodes=sum(part.episodes for part in lost),
@@ -219,16 +234,19 @@ def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
         places=tuple(chain.from_iterable(part.places for part in lost)),
     )
     skipped = tuple(chain.from_iterable(part.skipped for part in parts))
+    # `as_written` marks scores that were read from files. Without damaged files, `lost` is None.
     return msgspec.structs.replace(parts[0], as_written=True, skipped=skipped, lost=all_lost if lost else None)
 
 
 def _build_table(
     scores: Scores, cells: Sequence[Summary], total: Summary, provenance: Provenance, sources: Sequence[dict[str, Any]]
 ) -> Table:
+    # Return the table of cells (policy on suite), with remarks on how the scores were made.
     marked_policies = zip(scores.policy, scores.is_marked(PRIVILEGED), strict=True)
     privileged = {name for name, is_privileged in marked_policies if is_privileged}
     table = headline_table(cells, total, privileged=privileged)
     remarks = [
+        # Each source is the description of a run; `complete` is false if the run was interrupted.
         *([judged.INTERRUPTED] if any(source.get("complete") is False for source in sources) else []),
         *([f"{len(provenance.skipped)} invalid episodes were omitted."] if provenance.skipped else []),
         *([f"{provenance.lost} because of damaged files."] if provenance.lost else []),
@@ -241,6 +259,7 @@ def _build_table(
 
 def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) -> bytes:
     # Return the content of a scores.parquet with the rows of all folders, and with `metadata` as JSON texts.
+    # The joined schema has every column that at least one folder has.
     joined_schema = pa.unify_schemas([origin.schema for origin in origins])
     schema = joined_schema.with_metadata({name: msgspec.json.encode(value) for name, value in metadata.items()})
     buffer = io.BytesIO()
@@ -255,6 +274,7 @@ def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) 
 
 
 def _read_rows(origin: _ScoresOrigin) -> Iterator[pa.RecordBatch]:
+    # Yield all columns of the folder's scores.parquet, in batches of rows.
     path = origin.folder / run_folder.SCORES_TABLE
     with run_folder.readable(path, f"Judge the folder again: safevla score {origin.folder}."):
         yield from read_batches(path)

@@ -61,11 +61,12 @@ def judge(
     """
     sources = [NamedSource.parse(path) if isinstance(path, str) else path for path in paths]
     try:
+        # `net_changes`: how each verdict changes if net forces between bodies replace single contact forces.
         records, (scores, _, net_changes) = _score_sources(sources, ruleset, skip_invalid, elsewhere, survey)
     except UnknownTaskError as error:
         # Judge again with the task tags of all installed hosts, unless the rules already contain these tags.
         extended = ruleset.with_host_registry(read_installed_registries())
-        if extended is ruleset:
+        if extended is ruleset:  # nothing new
             raise _mention_run_tags(error, sources) from None
         return judge(
             paths, extended, skip_invalid=skip_invalid, mixes_starts=mixes_starts, elsewhere=elsewhere, survey=survey
@@ -73,6 +74,7 @@ def judge(
     records.require_valid(skip_invalid=skip_invalid)
     if not mixes_starts:
         require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
+    # A `DamageError` stands for lost episodes, which `_summarize_losses` counts.
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _summarize_losses(records))
     judged = Judged(
@@ -83,9 +85,10 @@ def judge(
         records=records,
         net_changes=net_changes,
         paths=tuple(sources),
-        makers=tuple(_describe_makers(records, scores, ruleset)),
+        makers=tuple(_describe_earlier_judgements(records, scores, ruleset)),
     )
     if elsewhere is not None and elsewhere.can_judge(records.sources):
+        # If the report judges the records again, use the same processes.
         judged = replace(judged, score_records=elsewhere.score_records)
     for sentence in judged.describe_lookalikes():
         warn_once(sentence)
@@ -94,13 +97,14 @@ def judge(
 
 def require_unmixed(suites: Collection[str]) -> None:
     """Raise `RunError` if some but not all of the suites have start states that a search chose."""
+    # `suites` has the distinct names of suites; a chosen start is marked in its suite's name.
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts chosen by a search, but other sources hold starts of a benchmark"
         raise RunError(problem, remedy="Judge the two kinds of sources separately, because no rate may combine them.")
 
 
-def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
+def _describe_earlier_judgements(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
     # For each run that other rules judged before, yield a sentence that compares the previous with the new Safety.
     for source, indices in records.by_source():
         if describe_maker(source.path, ruleset):  # skip the slow summary if there is no remark
@@ -122,6 +126,7 @@ RULES = "judged_with.json"
 
 def format_rescore_command(run: Path) -> str:
     """Return the command that writes a run's scores again, by the rules that judged the run."""
+    # A run that was judged by the default rules has no file `judged_with.json`.
     command = f"safevla score {shlex.quote(str(run))}"
     return f"{command} --rules as-judged" if (run / RULES).exists() else command
 
@@ -135,6 +140,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
     Raises `RunError` if the runs were judged by different rules, or if a `judged_with.json` is damaged.
     """
+    # A recipe has the arguments of `load_ruleset`, with the contents of all rule files.
     recipe_pairs = [(path, _find_run_recipe(path)) for path in paths]
     recipes = [(path, recipe) for path, recipe in recipe_pairs if recipe is not None]
     if not recipes:
@@ -154,6 +160,7 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     except SafevlaError as error:
         # If there is no judged_with.json, the rules come from a registration in run.json.
         rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
+        # Put the file before the error's own place, which may be empty.
         error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
@@ -177,12 +184,14 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: b
     a run.json are damaged, `RegistryError` if tags contradict others or are for tasks of the built-in registry, and
     `PluginError` if an installed host's file of tags is missing.
     """
+    # Task tags decide which specifications are active in a task.
     read_tags = _read_run_tags if as_judged else _read_installed_tags
     return ruleset.with_host_registry([file for path in paths for file in read_tags(path)])
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
     """Return an installed host's files of task tags. Raises `PluginError` if a file is missing."""
+    # Hosts, including plug-ins, may bring the tags of their own tasks.
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
@@ -192,11 +201,13 @@ def read_installed_registries() -> tuple[RuleFile, ...]:
 
 
 def _read_installed_tags(path: Path) -> tuple[RuleFile, ...]:
+    # Return the task tags of the run's host as installed here; () for an archive or a run without a host.
     host = read_description(path).get("host") if (path / RUN).exists() else None
     return read_host_registry(host) if isinstance(host, str) else ()
 
 
 def _read_run_tags(path: Path) -> tuple[RuleFile, ...]:
+    # Return the task tags that the run's host stored in run.json; () if there are none.
     if not (path / RUN).exists():
         return ()
     try:
@@ -214,6 +225,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     `add_host_registries`, and `SpecError` or `RegistryError` if the rules cannot be loaded.
     """
     recipe = find_recipe(paths) if as_judged else None
+    # Without stored rules, use the default rules.
     chosen = load_recipe(recipe, paths) if recipe and not recipe.is_default else load_ruleset()
     return add_host_registries(chosen, paths, as_judged=as_judged)
 
@@ -223,7 +235,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     try:
         return decode_input(path, partial(decode_json, kind=RulesetRecipe))
     except FileNotFoundError:
-        return RulesetRecipe()
+        return RulesetRecipe()  # the default rules
     except (ValueError, RecursionError, OSError) as error:
         remedy = "Omit --rules as-judged, and name the rules, for example by --library FILE."
         raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(file=str(path))) from None
@@ -235,8 +247,8 @@ def _score_sources(
     # Return the index of the sources' valid episodes, and their scores. `judge` describes the parameters.
     scan = Scan(paths)
     judge_batch: Callable[[Batch, Ruleset], scoring.JudgedChunk] = scoring.judge_chunk
-    if survey is not None:
-        survey.restart()
+    if survey is not None:  # judge by a function that also collects data for the report
+        survey.restart()  # `judge` may call this function twice
         judge_batch = survey.judge_batch
     try:
         if elsewhere is not None and elsewhere.can_judge(scan.sources):
@@ -246,6 +258,7 @@ def _score_sources(
         index = scan.index()
         index.require_valid(skip_invalid=skip_invalid)
         if isinstance(error, UnknownTaskError):  # raise an error that lists all unknown tasks
+            # (suite, task) -> the first known instruction, which the error shows; None if no episode has one.
             instructions: dict[tuple[str, str], str | None] = {}
             for header in index.headers:
                 task = header.benchmark, header.task_id
@@ -262,6 +275,7 @@ def _summarize_losses(records: EpisodeIndex) -> LostEpisodes | None:
     damages = [problem for problem in records.problems if isinstance(problem, DamageError)]
     if not damages:
         return None
+    # A damage names the lost episode, or only the damaged place in a file.
     left_out = records.left_out
     return LostEpisodes(
         episodes=left_out.lost,
@@ -275,6 +289,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
     """Return a function that judges the same records by a given library. Each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
+        # Judge the records of `judged` by `library`, and keep the list of episodes without a record.
         rules = replace(judged.ruleset, library=library)
         return replace(judged.score_records(judged.records, rules), absent=judged.scores.absent)
 
@@ -292,6 +307,7 @@ def describe_uncounted(judged: Judged) -> list[str]:
 
 
 def _describe_interruptions(judged: Judged) -> list[str]:
+    # Return a list of one phrase; [] if no run was interrupted.
     run_count = judged.interrupted_run_count
     runs_were = "1 run was" if run_count == 1 else f"{run_count} runs were"
     return [f"{runs_were} interrupted before the last episode"] if run_count else []
@@ -317,6 +333,7 @@ def load_policy_results(
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # this call does not rename policies
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
+            # Records name an unnamed policy None; `policy_names` maps recorded names to new names.
             recorded_name = None if result.name == policy_results.UNNAMED else result.name
             name = source.policy_names.get(recorded_name, result.name)
             recorded_names.append(result.name)
@@ -343,6 +360,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
 
+    # A horizon is the maximum number of steps of an episode.
     horizons = [header.horizon for header in judged.headers]
     if None in horizons:
         remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
@@ -350,7 +368,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     episode_costs: list[float] = []
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(len(episode_costs), len(episode_costs) + len(batch)))
-        costs = label_records(batch, scores, judged.ruleset).cost
+        costs = label_records(batch, scores, judged.ruleset).cost  # a number for each record of the batch
         # The costs begin at record 1, because no action precedes record 0.
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
         for cost, is_known in zip(step_costs, scores.is_judged & scores.is_counted, strict=True):
@@ -371,6 +389,7 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
         protocol=protocol,
         privileged=judged.privileged,
     )
-    earlier_resets = {note.header.key: note.earlier_resets for note in records.notes if note.earlier_resets}
-    kitchens = {note.header.key: note.kitchen for note in records.notes if note.kitchen}
+    # Mappings from an episode's key (policy, id) to facts that determine its start, if recorded.
+    earlier_resets = {episode.header.key: episode.earlier_resets for episode in records.notes if episode.earlier_resets}
+    kitchens = {episode.header.key: episode.kitchen for episode in records.notes if episode.kitchen}
     return [replace(result, earlier_resets=earlier_resets, kitchens=kitchens) for result in results]

@@ -49,6 +49,7 @@ def _arrow_type(annotation: msgspec.inspect.Type) -> pa.DataType:
             return list_pairs(_arrow_type(value_type))
         case msgspec.inspect.VarTupleType(item_type=item_type):
             return pa.list_(_arrow_type(item_type))
+    # All other fields are strings, Booleans, integers or floats.
     return _PLAIN_TYPES[type(annotation)]
 
 
@@ -61,7 +62,7 @@ _PLAIN_TYPES = {
 
 
 def _is_set(row: EpisodeScore, name: str) -> bool:
-    # Return whether a row has a value in an optional column. False counts as no value.
+    # Return whether a row has a value in an optional column. False, the usual value of a Boolean, counts as no value.
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
@@ -71,6 +72,7 @@ _OPTIONAL_COLUMNS = ("unknown_records", "diverged_replay", "progress", "progress
 
 def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
     """Return the inputs of tables: scores, records, rules and remarks."""
+    # `digests`: whether the remark on the rules contains their digests.
     simulators, judge_sentence = judged.describe_simulators(), judged.provenance.to_sentence(digests=digests)
     return catalog.TableInputs(
         scores=judged.scores,
@@ -90,6 +92,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
             *judged.makers,
             judge_sentence,
         ],
+        # `facts` are the remarks that are not warnings.
         facts={*judged.describe_latencies(), *judged.describe_repeats(with_unequal=False), *simulators, judge_sentence},
     )
 
@@ -99,6 +102,7 @@ def scores_document(
 ) -> dict[str, object]:
     """Return the content of scores.json. `sources` and `episodes`, if given, replace those of the judgement."""
     cells, total = judged.summarize_scores()
+    # Results of comparing each run with its registration; empty without registered runs.
     checks = judged.check_registrations()
     return {
         "scores_version": folder.SCORES_VERSION,
@@ -140,8 +144,10 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     """Return file name -> bytes for scores.parquet, scores.json and the verdicts; for `sources` see `scores_document`.
     The metadata of scores.parquet repeats the `ORIGIN` keys of scores.json. Empty `_OPTIONAL_COLUMNS` are omitted.
     """
+    # The episodes are encoded below, in slices that need less memory, and then inserted into the document.
     document = scores_document(judged, sources, ())
     metadata = {name: msgspec.json.encode(document[name]) for name in folder.ORIGIN if name in document}
+    # column -> Arrow field, at first for all columns:
     fields = {field.name: field for field in _arrow_type(msgspec.inspect.type_info(EpisodeScore))}
     optional_fields = {name: fields.pop(name) for name in _OPTIONAL_COLUMNS}
     schema = pa.schema([*fields.values(), *optional_fields.values()], metadata)
@@ -155,6 +161,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
         json_parts.append(folder.encode_json(rows)[1:-1])  # strip the list's brackets
         tables.append(pa.Table.from_pylist([*map(_table_row, rows)], schema))
     table = pa.concat_tables(tables).drop_columns([*empty_columns]).combine_chunks()
+    # `_NO_EPISODES` is the JSON text of the empty list of episodes, with its key.
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
     # Insert the rows into the document's empty list of episodes.
     # Only `json_parts` then refers to the joined text, so `json_parts.pop` below frees the text once it is formatted.
@@ -188,12 +195,14 @@ def render_report(
     collected for the report, and is emptied; if it lacks data, read the records again. Without `has_extras`, the page
     has no rendered pictures and no results under varied physics. Links to films are relative to `page_folder`.
     """
+    # Without paths, the page has no pictures and no replays.
     paths = judged.paths if has_extras else ()
     policy_names = [source.policy_names for source in judged.records.sources] if paths else []
+    # `bodies` are the bodies in violations. `records` has the drawn episodes, and only headers of the others.
     records, bodies = (survey or Survey()).take_records(judged)
     analysis = analyze_scores(
         judged.scores,
-        judged.records.read_sparsely([]),
+        judged.records.read_sparsely([]),  # headers of all episodes, without records
         judged.ruleset,
         make_rescorer(judged),
         bodies=bodies,
@@ -221,6 +230,7 @@ def render_report(
             *judged.describe_activity(),
             *judged.describe_registrations(),
         ],
+        # How verdicts change under varied physics, if replays have examined this.
         firmness=find_firmness(judged) if has_extras else {},
         summarized=judged.summarize_scores(),
     )
@@ -228,9 +238,11 @@ def render_report(
 
 def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
     """Return the HTML page of the episode at `index`, with rendered frames. `page_folder` will hold the page."""
+    # The judgement of this episode alone:
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     judged_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
-    key = (scores.policy[0], scores.episode_id[0])
+    key = (scores.policy[0], scores.episode_id[0])  # this key identifies the episode in `firmness`
+    # How the episode's verdict changes under varied physics; None if that was not examined.
     firmness = find_firmness(judged).get(key)
     policy_names = [source.policy_names for source in judged.records.sources]
     record = judged.records.read_episode(index)
@@ -238,6 +250,7 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
         scores,
         record,
         judged.ruleset,
+        # `place=0` explains the worst violation or, if the episode is safe, the smallest margin.
         episode=terminal.describe_verdict(explain_episode(judged.scores, record, judged.ruleset, index, place=0)),
         title=f"Episode {scores.episode_id[0]}",
         provenance=judged.provenance,
@@ -253,6 +266,7 @@ def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
 def _page_description(judged: Judged) -> dict[str, object]:
     # Return the description of the results' origin for a report page.
     # Leave out the skipped and lost episodes, which the page shows elsewhere.
+    # Privileged policies see simulator state that no robot can measure.
     policy_marks = [{"policy": name, "privileged": True} for name in judged.privileged]
     return {
         **{name: value for name, value in judged.describe_origin().items() if name not in ("skipped", "lost")},
@@ -265,6 +279,7 @@ def comparison_tables(
     report: Comparison, entrants: Sequence[PolicyResults], paths: Sequence[Path], ruleset: Ruleset, *, full: bool = True
 ) -> list[Table]:
     """Return the tables of `safevla compare`: the main metrics or, if `full`, suite tables and statistical tests."""
+    # (policy, suite) -> versions of the simulator's packages, for all compared policies (entrants):
     versions_by_entrant: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -272,8 +287,10 @@ def comparison_tables(
     }
     simulators, provenance = provenance_marks.describe_simulators(versions_by_entrant), ruleset.provenance()
     registrations = registration.describe_registrations(open_sources(paths), provenance)
+    # Sentences on runs that other rules judged before.
     makers = [sentence for path in paths for sentence in describe_maker(path, ruleset)]
     remarks = [*([simulators] if simulators else []), *registrations, *makers, provenance.to_sentence(digests=full)]
+    # A short answer to which policy is better, with all remarks as its notes.
     if not full:
         interventions = comparison.intervention_notes(report)
         return [comparison_answer.answer_table(report, [*interventions, *report.warnings, *remarks])]
@@ -288,10 +305,12 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     judged.ruleset.require_whole(NOT_PHASED, "Compare without --set applicability=phased.")
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
+    # The published rates belong to one policy, so exactly one policy must remain.
     chosen = [policy for policy in names if not policies or policy in policies]
     if len(chosen) != 1:
         remedy = f"Choose one policy by --policy: {', '.join(names) or 'no policy was found'}."
         raise RunError(f"{name} can be compared with only one policy, but {len(chosen)} were found", remedy=remedy)
+    # A group has the paper's suites of one host, or one other suite; an auxiliary run is a group by itself.
     cell_groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own_cells = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in cell_groups]
     warn = partial(catalog.warn_of_cells, inputs)
@@ -321,8 +340,10 @@ def build_board(
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     marks_by_policy: dict[str | None, tuple[provenance_marks.AuditMark, ...]] = {}
+    # `strict=False`: without `audits`, the loop does nothing.
     for source, audit_by_policy in zip(judged.sources, audits or (), strict=False):
         for name, mark in audit_by_policy.items():
+            # Audits have the recorded names of policies; the board shows the new names of renamed policies.
             shown_name = None if name is None else source.policy_names.get(name, name)
             marks_by_policy[shown_name] = (*marks_by_policy.get(shown_name, ()), mark)
     results = OwnResults(

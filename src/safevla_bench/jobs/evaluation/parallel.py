@@ -67,6 +67,7 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
         if isinstance(batch, RecordError):
             items.append(batch)
             continue
+        # `outline` has the headers, lengths and times of the batch. Sending its other channels back would be slow.
         times = {"time_s": batch.channel("time_s")}
         outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=times)
         try:
@@ -87,6 +88,7 @@ class ParallelJudge:
 
     def can_judge(self, sources: Sequence[RecordSource]) -> bool:
         """Return whether all files of the sources are Parquet archives. Other files are judged in one process."""
+        # An unfinished run has no `files`, because its files may still change.
         return all(
             source.files and all(file.suffix == parquet.SUFFIX and not file.is_dir() for file in source.files)
             for source in sources
@@ -103,8 +105,10 @@ class ParallelJudge:
             replace(source, read=partial(self._read_and_judge, ruleset, judgements, source, survey))
             for source in sources
         ]
+        # `scan.index` reads all sources. `kept` would have batches without their judged channels, so drop it.
         records = replace(scan.index(), sources=tuple(sources), kept=None)
         if survey is not None:
+            # The survey is complete only if it has exactly the episodes of the index.
             chunks = [judgement for judgement in judgements if isinstance(judgement, JudgedChunk)]
             survey.is_complete = sum(len(chunk.scores) for chunk in chunks) == len(records)
         return records, _join_scores(records, judgements, ruleset)
@@ -122,7 +126,7 @@ class ParallelJudge:
         # Judge the source and append the judgements of its batches to `judgements`.
         # Yield the same as `source.read`: the batches without repeated episodes, and an error for each damaged record.
         file_of_episode: dict[EpisodeKey, str] = {}
-        parts = list(_list_parts(source))
+        parts = list(_list_parts(source))  # row groups of the source's files
         if not any(part.rows for part in parts):  # no file has rows, and `source.read` yields the reasons
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
@@ -140,6 +144,7 @@ class ParallelJudge:
 
 
 def _list_parts(source: RecordSource) -> Iterator[FilePart]:
+    # Yield a part of the source for each row group of its files, except empty row groups.
     for file in source.files:
         bounds = pairwise(accumulate(parquet.count_rows(file), initial=0))
         row_ranges: list[range | None] = [range(first, end) for first, end in bounds if end > first]
@@ -151,6 +156,7 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
     # Join the judgements into the scores of the episodes in the index, which omits invalid and repeated episodes.
 
     def require_scores() -> Iterator[JudgedChunk]:
+        # Yield the scores of each batch; raise the error of the first batch that could not be judged.
         for judgement in judgements:
             if isinstance(judgement, SafevlaError):
                 raise judgement
@@ -158,6 +164,7 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
 
     joined = join_judged(require_scores(), ruleset)
     keys = list(zip(joined.scores.policy, joined.scores.episode_id, strict=True))
+    # The usual case: no episode is invalid or repeated.
     if keys == [header.key for header in records.headers]:
         return joined
     first_position: dict[EpisodeKey, int] = {}  # if an episode is repeated, use its first scores
@@ -180,8 +187,9 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
             remote_call = ray.remote(num_cpus=cluster.cpus, scheduling_strategy="SPREAD")(_call_on_node)
             yield ParallelJudge(partial(_map_ahead, partial(_submit_to_ray, ray, remote_call), workers))
     elif workers == 1:
-        yield None
+        yield None  # the caller judges in its own process
     else:
+        # `spawn` starts fresh interpreters, because forked processes could inherit locks that other threads hold.
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent)
         try:
             yield ParallelJudge(partial(_map_ahead, partial(_submit_to_pool, pool), workers))
@@ -197,7 +205,7 @@ def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function:
     for item in items:
         pending.append(submit(function, item))
         if len(pending) == 2 * workers:
-            yield pending.popleft()()
+            yield pending.popleft()()  # wait for the result of the oldest call
     while pending:
         yield pending.popleft()()
 
@@ -205,6 +213,7 @@ def _map_ahead(submit: Callable[..., Callable[[], Any]], workers: int, function:
 def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Callable[[], Any]:
     # Submit the item, and return a function that waits for its result.
     def receive() -> Any:
+        # Wait for the item's result, and return it.
         try:
             return future.result()
         except BrokenProcessPool:
@@ -227,6 +236,7 @@ def _end_with_parent() -> None:
 
 
 def _await_parent() -> None:
+    # Wait until the parent process ends. Then exit at once, even if the main thread is still judging.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -236,21 +246,25 @@ def _await_parent() -> None:
 def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Callable[[], Any]:
     # Submit the item, and return a function that waits for its result.
     def receive() -> Any:
+        # Wait for the item's result, and return it; raise the error that the task returned.
         try:
             result = ray.get(result_reference)
         except ray.exceptions.RayError as error:
+            # The last line of a Ray error has the cause.
             problem = f"a task on the Ray cluster failed: {str(error).strip().splitlines()[-1]}"
             raise RunError(problem, remedy="Install this machine's version of safevla-bench on every node.") from None
         if isinstance(result, SafevlaError):
             raise result
         return result
 
+    # Send this machine's code version and working directory, too; `_call_on_node` needs both.
     result_reference = remote_call.remote(describe_code(), Path.cwd(), function, item)
     return receive
 
 
 def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
-    # Call the function on a node of the cluster. Return the result; if the function raises a `SafevlaError`, return it.
+    # Call the function on a node of the cluster. Return the result.
+    # Also return a `SafevlaError`, because Ray would wrap a raised error; `_submit_to_ray` raises the error again.
     try:
         own_code = describe_code()
         if own_code != code:

@@ -58,20 +58,24 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     protocol = load_protocol(request.protocol)
     roster = [_add_server_arguments(request, policy, is_dry=is_dry, is_here=is_here) for policy in request.roster]
     request = replace(request, policies=roster)
+    # The arguments for making each policy, by the policy's name. The user's arguments take precedence.
     options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in roster}
     with ExitStack() as resources:
         made_policies = {
+            # A policy object of the caller (`made`) stays open; `resources` closes all other policies.
             policy.name: policy.made or resources.enter_context(closing(_make_policy(policy, options, is_dry=is_dry)))
             for policy in roster
         }
+        # A coupler applies a policy's filter and delay; some filters read margins to the limits of specifications.
         couplers = _make_couplers(request, made_policies, host.supports, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made_policies, protocol)
         _require_support(host, plan, made_policies, couplers)
-        rule = _make_stopping_rule(request)
+        rule = _make_stopping_rule(request)  # None without `until`
         reads_margins = any(coupler.reads_margins for coupler in couplers.values())
+        # Rules that judge episodes during the run, for a stopping rule, early ends or filters; None = not needed.
         watching_rules = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
         episodes = _assign_rounds(plan) if rule else plan
-        stretch = None
+        stretch = None  # the shard's place in the whole plan; None = no shard
         if shard := request.shard:
             bounds = planning.cut_plan(plan, shard.count)
             first, end = bounds[shard.number - 1], bounds[shard.number]  # shards are numbered from 1
@@ -92,10 +96,12 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         description = _describe_run(request, host, tasks, made_policies, protocol, worker_spec, privileged)
         full_description = {**description, "shard": stretch, "planned": len(episodes)}
         tally = stopping_rule.RoundTally(rule, watching_rules, episodes) if rule and watching_rules else None
+        # From here on, the prepared run closes the policies (`pop_all`).
         return PreparedRun(host, episodes, made_policies, worker_spec, full_description, resources.pop_all(), tally)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
+    # Return the plan with the round of each episode, after which a stopping rule may end the run.
     # All episodes whose initial state has the same index belong to the same round. Rounds count from 0, without gaps.
     states = sorted({episode.state for episode in plan})
     round_by_state = {state: number for number, state in enumerate(states)}
@@ -110,12 +116,13 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with the user's arguments and those that the policy's server requests. An unreachable server
-    adds no arguments, because it may start later, or only workers on other machines may reach it. Raises
+    """Return the policy with the arguments that its server requests, except those that the user gave (`asked`). An
+    unreachable server requests none, because it may start later, or only workers on other machines may reach it. Raises
     `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
     """
     user_arguments = request.client_options(policy)
     server_arguments = policy.asked or {}
+    # Ask the server unless it was asked before, this is a dry run, or the caller made the policy.
     if policy.asked is None and not is_dry and policy.made is None:
         must_answer = is_here and len(request.policies) == 1
         tolerated_errors = () if must_answer else (ServerUnreachableError,)
@@ -125,7 +132,8 @@ def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: 
 
 
 def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]], *, is_dry: bool) -> Policy:
-    # `options` has the arguments of each policy of the run, by the policy's name.
+    # Make the policy from its arguments in `options` (policy name -> arguments).
+    # A dry run uses `noop` instead of a policy that runs code.
     if is_dry and policies.runs_code(policy.maker):
         return policies.make_stand_in(policy.maker, options[policy.name])
     return policies.make_policy(policy.maker, options[policy.name])
@@ -143,6 +151,7 @@ def _make_couplers(
         if is_dry and wanted.list_calls():  # a dry run must not run the filter's code
             wanted = replace(wanted, filter=None)
         couplers[policy.name] = coupling.Coupler(wanted)
+        # Raises an error if the policy or the host lacks what the filter or the delay needs.
         couplers[policy.name].require_fitting(policy.name, made_policies[policy.name], supports)
     return couplers
 
@@ -151,6 +160,7 @@ def _plan_episodes(
     request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
     # Plan the episodes. Return the tasks that have at least one episode, and the planned episodes.
+    # None, or (policy, task) -> numbers of the recorded episodes, which a replay repeats.
     recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == planning.RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
@@ -163,6 +173,7 @@ def _plan_episodes(
         max_steps=request.max_steps,
         recorded=recorded,
     )
+    # A replay gets the start and the length of its recording; other episodes stay as planned.
     plan = [planning.match_recording(episode, made_policies[episode.policy], request.max_steps) for episode in planned]
     return tasks, tuple(plan)
 
@@ -185,9 +196,10 @@ def _require_support(
             raise PolicyError(f"{need}, but this host has none: {host.name}", remedy=remedy)
     for planned in plan:
         policy = made_policies[planned.policy]
+        # Such a policy supports only some tasks.
         if isinstance(policy, SelectiveTaskPolicy):
             policy.require_task(planned.task)
-        if planned.task.arms:
+        if planned.task.arms:  # names of the arms of a task with several arms
             _require_support_of_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
     for policy in made_policies.values():
@@ -198,6 +210,7 @@ def _require_support(
 
 def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
     """Raise `PolicyError` if the policy or filter supports only one arm (servers, privileged policies and filters)."""
+    # Privileged policies and filters read simulator state that a real robot cannot measure.
     has_privileged_filter = coupler is not None and coupler.privileged
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or has_privileged_filter:
         subject = f"the filter of {planned.policy}" if has_privileged_filter else planned.policy
@@ -223,7 +236,8 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
 def _list_recorded_episodes(
     made_policies: Mapping[str, Policy], tasks: Sequence[Task]
 ) -> dict[tuple[str, Task], tuple[int, ...]]:
-    # Return a mapping (policy, task) -> numbers of the task's recorded episodes. Omit tasks without recorded episodes.
+    # Return (policy, task) -> numbers of the task's recorded episodes, without tasks that have none.
+    # Raise an error if a policy is not a replay, or if its recording has no episode of the tasks.
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made_policies.items():
         if not isinstance(policy, ReplayPolicy):
@@ -245,7 +259,9 @@ def list_start_notes(request: Request) -> list[str]:
         installed = host.versions()
     except (HostError, PluginError, RunError):
         return []
+    # Pairs (package, (the protocol's version, installed version)):
     differing = protocol.version_differences(host.name, installed).items()
+    # `find_differences` lists known effects of the installed versions; keep those that concern a planned task.
     documented = [known for known in find_differences(host.name, installed) if any(map(known.concerns, planned_tasks))]
     prefix = f"the protocol {protocol.name} expects"
     return [
@@ -263,7 +279,8 @@ def _describe_run(
     worker_spec: WorkerSpec,
     privileged: Collection[str],
 ) -> dict[str, object]:
-    # Return the content of run.json before the first episode. `privileged` names the policies with privileged filters.
+    # Return the content of run.json before the first episode. `tasks` have at least one episode.
+    # `privileged` names the policies whose filters read privileged simulator state.
     tag_files = judgement.read_host_registry(request.host)
     policies = [_describe_policy(row, made_policies[row.name], row.name in privileged) for row in request.roster]
     return {
@@ -292,7 +309,7 @@ def _describe_run(
 
 
 def _describe_policy(requested: RequestedPolicy, policy: Policy, is_filter_privileged: bool) -> dict[str, object]:
-    # Return the policy's row in run.json.
+    # Return the policy's row in run.json. Omit entries without a value.
     return {
         "policy": requested.name,
         **({"spec": requested.spec} if requested.spec else {}),
@@ -311,12 +328,14 @@ def request_rules(request: Request) -> Ruleset:
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
+    # The registration freezes the rules of a registered run.
     chosen = registered.load_rules() if registered else load_ruleset()
     return chosen.with_host_registry(judgement.read_host_registry(request.host))
 
 
 def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    # Return the description of the rules for run.json. Raise an error if a task has no tags.
+    # Return the description of the rules for run.json.
+    # `require_tags` and `tags` raise an error if the registry or a task lacks the tags that the rules need.
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
@@ -326,10 +345,11 @@ def _describe_rules(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object
 def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]:
     # Return the entries of run.json that say how the policy was made. `is_object`: the caller passed a policy object.
     description: dict[str, object] = {}
-    dialect = getattr(policy, "dialect", None)
+    dialect = getattr(policy, "dialect", None)  # the meaning of a server's requests and replies
     if isinstance(dialect, dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
     if isinstance(policy, entries.EntryPolicy):
+        # A published entry of the paper; `unknown` lists what the paper does not say about it.
         entry = policy.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
     if isinstance(policy, python.InProcessPolicy) and policy.orientation != python.UPRIGHT:
@@ -342,8 +362,10 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
 
 def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
+    # Policies of the paper's entries need servers; for an estimate, no server is queried.
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
+    # Per policy: number of cameras to render (None = unknown), and steps between two calls of the policy.
     camera_counts: dict[str, int | None] = {}
     replan_intervals: dict[str, int] = {}
     with prepared.resources:

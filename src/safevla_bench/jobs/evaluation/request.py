@@ -53,6 +53,7 @@ class RequestedPolicy:
     @property
     def is_entry(self) -> bool:
         # Whether the policy is one of the paper's entries, whose names contain the character "@".
+        # Paths and addresses after a colon may contain this character, too, so do not search them.
         return entries.MARK in self.maker.partition(":")[0]
 
     def register(self) -> RegisteredPolicy:
@@ -121,7 +122,7 @@ class Request:
         found_starts = [f"the starts in {self.found}"] if self.found else []
         suite_files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
         host_call = hosts.describe_call(self.host, self.host_arguments)
-        # None means that no trust is needed.
+        # `describe_call` and `describe_suite` return None if no trust is needed, so omit None.
         return [call for call in (host_call, *calls, *filters, *found_starts, *suite_files) if call]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
@@ -130,10 +131,12 @@ class Request:
         return writer.format_resume_command(out, *words, *trust_option)
 
     def make_host(self) -> Host:
+        # Make the simulator's host. Raises `RunError` if an untrusted file names code, and `HostError`.
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
         """Return the arguments for making a policy. For a paper entry, the arguments include the servers."""
+        # Only the paper's entries get the servers; a policy's own argument takes precedence.
         if not (self.servers and policy.is_entry):
             return dict(policy.arguments)
         return {entries.SERVER: " ".join(self.servers), **policy.arguments}
@@ -148,6 +151,7 @@ class Request:
             remedy = "Run the original command again, or judge the recorded episodes: safevla score."
             raise RunError(f"only the program that made this run can continue it: {maker}", remedy=remedy, place=place)
         try:
+            # `_RunOptions` has the fields of run.json that a request needs.
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
             remedy = "Start the run again with all its options, or restore the file."
@@ -168,12 +172,14 @@ class Request:
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
     """Return the fields of a `Request` that run.json and a registration share."""
+    # `plan` has the fields of run.json or is a registration; both name the task indices `indices`.
     fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps", "until")}
     return {**fields, "tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
-    # The arguments that the server requested are in run.json, but not in a registration.
+    # Return a policy of run.json (`_RunPolicy`) or of a registration.
+    # Only run.json has the arguments that the policy's server requested; None means that no server was asked.
     server_arguments = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
     coupling = Coupling(row.filter, row.delay)
     return RequestedPolicy(row.policy, row.spec or "", row.arguments, coupling, asked=server_arguments)
@@ -229,6 +235,7 @@ class _RunOptions(msgspec.Struct):
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, or the tasks of the found starts. Raises `HostError` for an unknown suite or task."""
+    # `found` is a file of start states that a search found; its tasks have these starts.
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
     return [task for suite in request.suites for task in _list_suite_tasks(host, suite, request)]
@@ -277,9 +284,10 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
     recorded_host, host_arguments = recorded_hosts[0]
     suites: dict[str, None] = {}  # used as an ordered set
     for replay in replays:
+        # Only the policy knows the suites of its recording.
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
             suites |= dict.fromkeys(getattr(policy, "suites", ()))
-    if recorded_host in hosts.host_names():
+    if recorded_host in hosts.host_names():  # an installed host
         return {"host": recorded_host, "host_arguments": host_arguments, "suites": tuple(suites)}
     if not suites:
         return {}
@@ -299,6 +307,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
     unknown = [suite for suite in suites if suite not in entry.suites]
     if unknown:
         raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"Its suites are {', '.join(entry.suites)}.")
+    # The protocol of an entry that is not runnable may be unknown, so use the preset.
     entry_protocol = entry.protocol if entry.is_runnable else hosts.protocols.PRESET
     return {
         "host": entry.host,
@@ -312,6 +321,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 def open_questions(request: Request) -> list[str]:
     """Return a sentence for each unknown fact about the paper's entries. Raises `PolicyError` for an unknown entry."""
+    # Policies other than the paper's entries have no such unknown facts.
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 
@@ -319,6 +329,7 @@ def open_questions(request: Request) -> list[str]:
 def format_host_trust(run: Path) -> str:
     """Return the --trust option that a printed command needs to start a run's host; "" if no option is needed."""
     try:
+        # Without policies and found starts, only what the host and the suites need is left.
         calls = replace(Request.from_run(run), policies=(), found=None).list_calls()
     except RunError:  # for instance, a user's script made the run
         return ""

@@ -58,9 +58,11 @@ class PrintableTable:
         return render.render_tables([self.table], form)
 
     def __repr__(self) -> str:
+        # Python sessions show this text.
         return self.render().rstrip("\n")
 
     def _repr_html_(self) -> str:
+        # Notebooks show this HTML. A cell has its text, a mark and the text below it, such as an interval.
         rows = ([f"{cell.text}{cell.mark} {cell.below}".strip() for cell in row] for row in self.table.rows)
         notes = (*self.table.remarks, *self.table.notes)
         return html_table([column.full for column in self.table.columns], rows, self.table.title, notes)
@@ -87,6 +89,7 @@ class JudgedEpisode:
     def explanation(self) -> Explanation:
         """The explanation of the worst violation or, in a safe episode, of the nearest miss: time, bodies and depth."""
         judged = self.evaluation.judged
+        # `place=0` selects the worst specification.
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
     def show(self, *, plot_all: bool = False) -> None:
@@ -94,9 +97,11 @@ class JudgedEpisode:
         print(terminal.format_explanation(self.explanation, plot_all=plot_all), end="")
 
     def __repr__(self) -> str:
+        # Python sessions show an episode as its verdict.
         return repr(self.score)
 
     def _repr_html_(self) -> str:
+        # Notebooks show an episode as its verdict.
         return self.score._repr_html_()
 
 
@@ -121,12 +126,15 @@ class Evaluation(Sequence[JudgedEpisode]):
         return cells(self.scores)
 
     def __len__(self) -> int:
+        # The number of recorded episodes; crashed episodes have no record.
         return len(self.scores)
 
     def __iter__(self) -> Iterator[JudgedEpisode]:
+        # Yield the recorded episodes in the order of the records.
         return (JudgedEpisode(self, index) for index in range(len(self)))
 
     def __contains__(self, key: object) -> bool:
+        # `key` is an episode of an evaluation, or an episode's id.
         if isinstance(key, JudgedEpisode):
             return key.evaluation is self
         return isinstance(key, str) and key in self.scores
@@ -158,10 +166,11 @@ class Evaluation(Sequence[JudgedEpisode]):
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
         """Return recorded episodes, worst first. `unsafe` selects unsafe ones, `success` successes or failures."""
         records = self.judged.records
+        # The rows include episodes without a record, after all recorded episodes.
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
         ordered = episode_list.sort_episodes(chosen, "vsi")
-        # Row numbers begin at 1. Rows beyond the recorded episodes are episodes without a record.
+        # Row numbers begin at 1.
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
@@ -179,11 +188,13 @@ class Evaluation(Sequence[JudgedEpisode]):
         return page
 
     def __repr__(self) -> str:
+        # One line on the number of episodes, then one line per policy and suite.
         lost = f", {len(self.scores.absent)} without a record" if self.scores.absent else ""
         lines = [f"<Evaluation of {count_noun(len(self), 'episode')}{lost}>", *map(repr, self.cells)]
         return "\n  ".join(lines)
 
     def _repr_html_(self) -> str:
+        # Notebooks show an evaluation as its table of rates.
         return self.table()._repr_html_()
 
 
@@ -202,6 +213,7 @@ def load(
     """
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: `load("runs/mine")`.')
+    # Callers may pass a list of paths or another wrong object, although the annotation forbids it.
     arguments: Sequence[object] = sources
     for source in arguments:
         if not isinstance(source, str | Path):
@@ -274,6 +286,7 @@ def evaluate(
 
 
 def _read_tasks(tasks: object) -> tuple[int, ...]:
+    # Return the indices of tasks as a tuple of `int`. Raise `RunError` for anything but integers.
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise RunError(f"tasks is {tasks!r}", remedy="Pass a list of indices, such as tasks=[0, 3].")
     return tuple(_read_integer("an index in tasks", index) for index in tasks)
@@ -283,7 +296,7 @@ def _read_integer(name: str, value: object) -> int:
     # Return an integer, also of NumPy, as an `int`. Raise `RunError` for any other type.
     if not is_integer(value):
         raise RunError(f"{name} is {value!r}", remedy="Pass a whole number.")
-    return operator.index(value)
+    return operator.index(value)  # converts NumPy's integers, too
 
 
 def _run_request(
@@ -294,6 +307,7 @@ def _run_request(
     request = replace(request, ruleset=rules)
     with ExitStack() as cleanup:
         if out is None:
+            # The run folder must not exist, so it is a new folder in the temporary one.
             out = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
             out = Path(out, "run")
         folder = Path(out).absolute()
@@ -312,12 +326,14 @@ def evaluate_request(
 ) -> Judged:
     """Check the tasks' tags, roll out, judge and write the results. Raises the errors of `roll_out` and `judge`."""
     out = out.absolute()  # a policy may change the working directory
+    # Check the task tags before the rollouts, because judging would fail after them.
     if not has_nothing_to_run(request, out, running):
         require_trust(request.named_by, request.list_calls())
         if not ruleset.is_ablation:
             for task in select_tasks(request.make_host(), request):
                 ruleset.tags(task.benchmark, task.task_id)
     roll_out(request, out, observer, running)
+    # The survey collects data for the report while the records are judged.
     survey = Survey()
     judged = judge([out], ruleset, survey=survey)
     write_outputs(judged, out, survey)
@@ -332,6 +348,7 @@ def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: 
     requested = []
     for name, spec_or_object in named.items():
         if isinstance(spec_or_object, str):
+            # An empty `spec` means that the name also says how to make the policy.
             spec = "" if name == spec_or_object else spec_or_object
             requested.append(RequestedPolicy(name, spec, coupling=coupling))
         else:
@@ -346,8 +363,9 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
             raise PolicyError("name= is for one policy only", remedy="Omit name=, because the mapping has the names.")
         return {str(key): value for key, value in policy.items()}
     if isinstance(policy, str):
-        own_name, spec = split_name(policy)
+        own_name, spec = split_name(policy)  # NAME=SPEC; the name may be None
         return {name or own_name or spec: spec}
+    # An object is named after its class.
     return {name or type(policy).__name__: policy}
 
 

@@ -61,13 +61,13 @@ def roll_out(
         with RunFolderWriter(out, read_description(out), resume=True):  # removes files that a killed process left
             return episode_rows(out)
     if running.resume and (out / RUN).exists():
-        # Keep the arguments that the servers requested when the run began.
+        # Keep the arguments that the servers requested when the run began; {} means that none were requested.
         server_arguments = {policy.name: policy.asked for policy in Request.from_run(out).roster}
         policies = [replace(policy, asked=server_arguments.get(policy.name, {})) for policy in request.roster]
         request = replace(request, policies=policies)
     prepared = prepare_run(request, is_here=running.cluster is None)
     if running.cluster or running.workers > 1:  # workers make their policies themselves
-        prepared.resources.close()
+        prepared.resources.close()  # close the policies that were made only for planning
         prepared = replace(prepared, policies={})
     open_folder = partial(RunFolderWriter, resume=running.resume, other_code=running.other_code)
     continuation = request.format_resume_command(out)
@@ -81,6 +81,7 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
     """Return whether the run in `out` is complete and has the same request, so that no episode is left to run."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
+    # Rules influence such a run, and the comparison below ignores rules, so let the writer compare all.
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
@@ -94,13 +95,14 @@ def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
     # Run the episodes that the folder lacks, write them, and mark the run as complete. Errors show `remedy`.
-    # A stopping rule (`tally`) may end the run early; the episodes of later rounds are then dropped.
+    # `prepared.tally` counts the episodes by round and decides whether a stopping rule ends the run; None = no rule.
+    # After a decision, the episodes of later rounds are dropped.
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
     index_by_id = {planned.episode_id: index for index, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
-        writer.reopen(index_by_id)
+        writer.reopen(index_by_id)  # removes the crashed episodes
     # Crashed episodes have no record. They count as done unless the caller wants to run them again.
     done = {index: row for index, row in writer.episodes.items() if row.has_record or not running.retry_crashed}
     tally, pending = prepared.tally, list[plan.PlannedEpisode]()
@@ -111,7 +113,7 @@ def _run_pending(
             tally.add_episode(planned, writer.read_record(index) if done[index].has_record else None)
     if tally and tally.decision.is_decided:
         pending.clear()
-    pending.sort(key=attrgetter("round"))
+    pending.sort(key=attrgetter("round"))  # a stable sort: within a round, keep the plan's order
     not_run: dict[tuple[str, str, str], EpisodeOutcome] = {}  # (policy, suite, task) -> last outcome
     ended_count = 0
     try:
@@ -122,6 +124,7 @@ def _run_pending(
             episodes = _warn_of_equal_actions(episodes)
             for episode in _warn_of_failed_beginning(episodes, prepared, {row.policy for row in done.values()}):
                 ended_count += 1
+                # After repeated crashes of a task, its remaining episodes are not run; report them at the end.
                 if episode.outcome == NOT_RUN:
                     not_run[episode.planned.policy, episode.planned.task.suite, episode.planned.task.task_id] = episode
                     continue
@@ -137,9 +140,11 @@ def _run_pending(
     if not_run:
         lines = [f"remaining episodes of {'/'.join(key)} were not run: {end.reason}" for key, end in not_run.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
+    # Episodes may be left because the time was up or because the stopping rule has decided.
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")
     prepared.resources.close()  # disconnect, because some servers accept only one connection
+    # How many repeated requests each policy server answers differently; servers of a cluster are not asked.
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
@@ -156,6 +161,7 @@ def _warn_of_other_code(
     warned: set[str] = set()
     for episode in finished_episodes:
         yield episode
+        # Episodes whose worker died have no code version.
         if episode.code and episode.code not in warned and any(is_other_code(episode.code, code) for code in own_codes):
             warned.add(episode.code)
             text = "%s ran with code that differs from this command's:\n  %s\n  %s"
@@ -168,6 +174,7 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     first_tasks = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
     for name, worker_policy in prepared.cast.policies.items():
+        # `KINDS` are the kinds of policies that query a server.
         if worker_policy.spec.partition(":")[0] in KINDS and name in first_tasks:
             with suppress(PolicyError), closing(cast("ChunkedPolicy", worker_policy.make())) as policy:
                 repeats[name] = ask_repeatedly(policy, first_tasks[name])
@@ -220,6 +227,7 @@ def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Itera
             continue
         start = (policy, planned.task.suite, planned.task.task_id, planned.state, planned.start.env_seed)
         assert episode.batch is not None
+        # Keep digests instead of actions, which need more memory.
         digest = sha256(episode.batch.channel("action").values.tobytes()).digest()
         first_seed, first_digest = first_by_start.setdefault(start, (planned.policy_seed, digest))
         if first_seed != planned.policy_seed and digest == first_digest:
@@ -237,12 +245,14 @@ def _warn_of_failed_beginning(
 ) -> Iterator[EpisodeOutcome]:
     """Yield all episodes. Warn if a policy with cameras fails in all its first episodes. Skip `begun_policies`."""
     policy_rows = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
+    # policy -> number of its failed episodes so far, for policies that have not succeeded yet:
     failures = {row["policy"]: 0 for row in policy_rows if row["cameras"] and row["policy"] not in begun_policies}
     for episode in finished_episodes:
         yield episode
         policy = episode.planned.policy
         if episode.outcome == "success":
-            failures.pop(policy, None)
+            failures.pop(policy, None)  # this policy works, so never warn
+        # Other outcomes, such as a crash, do not show how well the policy works.
         elif policy in failures and episode.outcome in ("timeout", "invalid_action"):
             failures[policy] += 1
             if failures[policy] == _FIRST_EPISODES:
@@ -261,6 +271,7 @@ def run_episodes(
     later: Iterable[Sequence[plan.PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
     """Run the pending episodes, then each batch in `later` (ignored by Ray). Yield outcomes as episodes end."""
+    # `later` yields batches that depend on the outcomes of earlier batches, as in a search.
     if not pending and not later:
         return
     if observer and pending:
@@ -287,6 +298,7 @@ def run_episodes(
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
     """Return an episode's row, with latency and the server's greeting. Redact secrets in the reason of a failure."""
     planned = end.planned
+    # An episode that begins at a recorded simulator state has no index of an initial state.
     is_from_state = planned.start.recorded is not None and planned.start.recorded.state is not None
     names_in_plan = ("episode_id", "policy", "episode", "seed", "policy_seed", "horizon")
     names_in_outcome = ("outcome", "steps", "latency", "greeting", "code", "ran_on")
@@ -309,6 +321,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     `prepare_run`, and `RunError` if the request has a shard, replay, found starts, policy object or rules without file.
     """
     _require_registrable(request)
+    # Planning needs servers for the paper's entries, but queries none; a registration stores no servers.
     servers = request.servers or placeholder_servers(request)
     prepared = prepare_run(replace(request, servers=servers, ruleset=ruleset, registration=None), is_dry=True)
     prepared.resources.close()
@@ -332,6 +345,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
 
 
 def _require_registrable(request: Request) -> None:
+    # Raise `RunError` if a registration cannot describe the request's whole plan in advance.
     obstacles = {
         "a shard": request.shard is not None,
         "a replay": any(policy.maker.partition(":")[0] == "replay" for policy in request.roster),
@@ -350,6 +364,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
     for planned in episodes:
         if planned.policy == policy:
             task = f"{planned.task.benchmark}/{planned.task.task_id}"
+            # `SERVER` means that the policy's server chooses the seed.
             seed = SERVER if planned.seed_from_server else planned.start.env_seed
             start = format_start(planned.start.init_state_index, seed)
             starts_by_task.setdefault((task, planned.horizon), []).append(start)
@@ -361,6 +376,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
     """Return a sentence if the request (except its shard) or the rules differ from the registration; otherwise ""."""
+    # A registration has a plan and rules fixed before the run; equal digests mean equal content.
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""

@@ -47,6 +47,7 @@ class StoppingRule:
 
     @property
     def metric(self) -> GateMetric:
+        # The metric whose value is read from each episode. A pair of policies is compared in Safety.
         return self.gate.metric if self.gate else "safety"
 
 
@@ -93,6 +94,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     findings: tuple[RuleVerdict, ...]
 
     def to_sentence(self, planned: int) -> str:
+        # `planned` is the number of planned episodes.
         head = "Decided" if self.is_decided else "Not decided"
         # For a pair of policies, the tests count only initial states at which the two policies differ.
         unit = " differences" if _SAFER.search(self.condition) else ""
@@ -111,6 +113,7 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
         return StoppingRule(condition, rivals=(first, second))
+    # A gate compares a metric of each policy with a limit.
     return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS))
 
 
@@ -128,6 +131,7 @@ class RoundTally:
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
+        # policy -> for each round: start state -> ids of the planned episodes from this state.
         self._planned_ids: dict[str, _Rounds] = {policy: [{} for _ in self._missing] for policy in self._policies}
         for episode in planned:
             start = episode.task.benchmark, episode.task.task_id, episode.state
@@ -141,6 +145,7 @@ class RoundTally:
         perhaps later rounds, update `decision`. Raises the errors of `score`.
         """
         if record is not None:
+            # The metric's value in this episode; NaN if unknown, for example if the episode is not judged.
             (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
             if not np.isnan(value):
                 self._values[planned.episode_id] = float(value)
@@ -155,6 +160,7 @@ class RoundTally:
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
+        # Return the rule's decision after the complete rounds, of which there may be none.
         findings = [self._compare_rivals(*self._rule.rivals)] if self._rule.rivals else self._judge_policies()
         return Decision(
             condition=self._rule.condition,
@@ -168,10 +174,12 @@ class RoundTally:
         )
 
     def _judge_policies(self) -> list[RuleVerdict]:
+        # Test each policy against the limit of the rule's gate, a condition such as `safety >= 0.9`.
         # Bonferroni: the probability that any policy's verdict is wrong is at most 1 - CONFIDENCE.
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         start_count = sum(len(starts) for rounds in self._planned_ids.values() for starts in rounds)
+        # Fewer start states than episodes: some states have several episodes.
         repeats_starts = start_count < len(self._planned)
         # A start state's value is 0 or 1, or a mean if the metric is graded or start states have several episodes.
         judge = self._judge_mean if gate.metric == VSI.key or repeats_starts else self._judge_rate
@@ -187,6 +195,7 @@ class RoundTally:
         greatest_sums = [int(sum(starts.values())) for starts in greatest_means]
         least = sequential_look(steps, least_sums, gate.limit, shares, level)
         greatest = sequential_look(steps, greatest_sums, gate.limit, shares, level)
+        # `_VERDICTS[bound]` has the verdicts for a share above and below the limit.
         verdict = _agreed_verdict(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
@@ -238,6 +247,7 @@ class RoundTally:
         # Return two lists with one mapping per complete round: start state -> mean value of its episodes.
         # Unknown values are set to 0 in the first list, and to 1 in the second list.
         def mean(ids: Sequence[str], unknown: float) -> float:
+            # Return the mean value of these episodes; `unknown` replaces values that are not known.
             return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
         complete = self._planned_ids[policy][: self._rounds]
@@ -252,7 +262,8 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 
 def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
-    # `least` and `greatest` are 1 (above the limit), -1 (below) or 0 (undecided). If they differ, nothing is decided.
+    # `least` and `greatest` are test results with all unknown values at their least or greatest possible value:
+    # 1 (above the limit), -1 (below) or 0 (undecided). If they differ, the unknown values matter: nothing is decided.
     if least != greatest or least == 0:
         return "undecided"
     return above if least > 0 else below
@@ -261,12 +272,13 @@ def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -
 def _cumulative_shares(counts: Iterable[int]) -> list[float]:
     # `counts` has the number of initial states in each round. Return cumulative shares of their total, one per round.
     totals = list(accumulate(counts))
-    return [total / max(1, totals[-1]) for total in totals]
+    return [total / max(1, totals[-1]) for total in totals]  # `max` avoids a division by zero
 
 
 def _subtract_means(
     first_rounds: Sequence[Mapping[_Start, float]], second_rounds: Sequence[Mapping[_Start, float]], scale: int
 ) -> list[list[int]]:
+    # `first_rounds` and `second_rounds` have one mapping start state -> mean value for each round.
     # Per round, return the difference of the two policies' means, times `scale`, at each start state that both have.
     return [
         [round(scale * (first[start] - second[start])) for start in first if start in second]
@@ -276,7 +288,8 @@ def _subtract_means(
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
     # Each start state at which the policies differ is one step of the test. The step's size is the absolute difference.
-    # The step counts as a gain if the first policy is better.
+    # The step counts as a gain if the first policy is better. Equal policies gain half of all steps: the rate 0.5.
+    # `rounds` has the differences in each complete round; `shares` is the result of `_cumulative_shares`.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
     return sequential_look(steps, gained, 0.5, shares, CONFIDENCE)
@@ -290,6 +303,7 @@ def describe_decision(description: Mapping[str, object]) -> str:
         decision = msgspec.convert(description[DECISION], Decision)
     except msgspec.ValidationError:
         return ""
+    # Without a valid number of planned episodes, show the number of counted episodes instead.
     planned = description.get("planned")
     return decision.to_sentence(planned if isinstance(planned, int) else decision.episodes)
 

@@ -21,7 +21,7 @@ class Survey:
     """Data for the report from the records: the bodies in all violations, and the records of the worst episodes."""
 
     def __init__(self) -> None:
-        self.is_complete = False
+        self.is_complete = False  # set to true when all judged episodes have been collected
         self.restart()
 
     def restart(self) -> None:
@@ -34,6 +34,7 @@ class Survey:
 
     def judge_batch(self, batch: Batch, ruleset: Ruleset) -> JudgedChunk:
         """Judge the next episodes as `judge_chunk` does, and collect the data that the report needs."""
+        # `severity_keys` [2, episodes] sorts the episodes by their worst violation.
         fields = ruleset.read_fields(batch)
         chunk = judge_chunk(batch, ruleset, fields)
         self._keep_worst(batch, severity_keys(chunk.scores))
@@ -48,7 +49,7 @@ class Survey:
     def _keep_worst(self, batch: Batch, keys: np.ndarray) -> None:
         # Keep the records of the batch's episodes that are among the worst episodes so far.
         # `keys` [2, episodes] is the result of `severity_keys`, which sorts the worst episode first.
-        batch_indices = self._episode_count + np.arange(len(batch))
+        batch_indices = self._episode_count + np.arange(len(batch))  # [episodes]
         indices = np.append(self._worst_indices, batch_indices)
         keys = np.concatenate([self._worst_keys, keys], axis=1)
         columns = np.sort(np.lexsort(keys)[:MOST_DRAWN])  # ascending indices of the worst `MOST_DRAWN` episodes
@@ -67,6 +68,7 @@ class Survey:
         if self.is_complete:
             bodies, kept = self._bodies, list(_select_kept(self._kept, drawn))
             self.restart()
+            # Records that the survey did not keep are read from the source.
             batches = [batch for _, batch in kept]
             kept_indices = {index for indices, _ in kept for index in indices}
             other_episodes = judged.records.read_episodes(sorted(drawn - kept_indices))

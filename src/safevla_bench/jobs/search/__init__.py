@@ -64,11 +64,13 @@ class Objective:
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
         """Parse a clause's name or a formula. None means all scored clauses. Raises `RunError` and `FormulaError`."""
+        # A clause is one specification of the library. The objective is to find successful episodes that violate it.
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
             return cls(ruleset, SCORED, scored)
         if text in ruleset.library:
             return cls(ruleset, text, (ruleset.library.canonical_id(text),))
+        # A single name that is not a specification is probably misspelled; a formula has operators.
         if text.isidentifier():
             remedy = f"Write a formula, or name a specification (`safevla specs` lists all): {', '.join(scored)}."
             raise RunError(f"there is no specification {text!r}", remedy=remedy)
@@ -81,6 +83,7 @@ class Objective:
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
             return np.full_like(failed_margins, np.nan)
+        # The search looks for unsafe successes, so a failed episode is infinitely far from its goal.
         if record is None or not record.headers[0].success:
             return failed_margins
         if self.formula is not None:
@@ -93,6 +96,7 @@ class Objective:
         scores = score(record, self.ruleset)
         row_of_spec = {spec.spec_id: row for row, spec in enumerate(scores.specs)}
         rows = [row_of_spec[clause] for clause in self.clauses]
+        # `rho` is [specifications, episodes]; the only episode has the index 0.
         relative_rho = scores.rho[rows, 0] / np.array([scores.specs[row].threshold for row in rows])
         # An infinite robustness depends only on Boolean signals.
         finite_rho = np.where(np.isfinite(relative_rho), relative_rho, np.copysign(_BOOLEAN_MARGIN, relative_rho))
@@ -102,6 +106,7 @@ class Objective:
 def _begins_as_placed(record: Batch) -> bool:
     # Return whether, in record 0, all objects are at their chosen placements and do not move.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
+    # `positions_m` is [records, bodies, 3].
     labels = [record.body_label(body) for body in bodies.tolist()]
     shifts_m = [0.0]
     _, placements = chosen_start(record)
@@ -109,6 +114,7 @@ def _begins_as_placed(record: Batch) -> bool:
         name, _, axis = coordinate.rpartition(".")
         if name in labels:  # goals have no recorded pose
             shifts_m.append(abs(positions_m[0, labels.index(name), "xyz".index(axis)] - placed_m))
+    # The largest speed of any body along an axis between records 0 and 1.
     speed_m_s = np.abs(np.diff(positions_m[:2], axis=0)).max(initial=0.0) / record.headers[0].dt
     return bool(max(shifts_m) <= SHIFTED_M and speed_m_s <= RESTING_M_S)
 
@@ -150,12 +156,12 @@ class _TaskTrials:
 
     @property
     def values(self) -> list[float]:
-        # The value of each trial: its smallest margin.
+        # The value of each trial: its smallest margin. Negative = violated; infinite or NaN = no result.
         return [float(margins.min()) for margins in self.margins]
 
     @property
     def hits(self) -> list[int]:
-        # The trials that violate the objective (negative value), worst first.
+        # The indices of trials that violate the objective (negative value), worst first.
         values = self.values
         return sorted((trial for trial, value in enumerate(values) if value < 0), key=values.__getitem__)
 
@@ -181,12 +187,14 @@ def search_starts(
         all_trials = _plan_tasks(plan, prepared)
         description = _describe_search(plan, prepared, all_trials)
         with RunFolderWriter(out, description, resume=running.resume, continuation=_RESUME_HINT) as writer:
+            # The file of found starts, in the run folder.
             path = own_path(out, FOLDER, f"{plan.name}.json")
             if not writer.complete:
                 _run_trials(plan, prepared, all_trials, writer, running, observer)
                 make_folder(path.parent)
                 write_atomically(path, folder.dump_json(_collect_found(plan, all_trials, writer)))
                 trial_count = sum(len(trials.planned) for trials in all_trials)
+                # A search may end before its budget is used, so store the number of episodes as a stopping rule does.
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trial_count})
                 parts.add_digests(out, {f"{FOLDER}/{path.name}": path.read_bytes()})
     judged = judgement.judge([out], plan.objective.ruleset)
@@ -195,16 +203,19 @@ def search_starts(
 
 
 def _plan_tasks(plan: SearchPlan, prepared: PreparedRun) -> list[_TaskTrials]:
+    # Return the search space and the optimizer of each task, without trials. A trial is one rollout.
     # All trials of a task are changed copies of the task's first planned episode.
     bases = [planned for planned in prepared.episodes if planned.episode == 0]
     if not plan.objective.ruleset.is_ablation:
         for base in bases:
             _require_active(plan.objective, base.task)
+    # Each task has `budget` consecutive indices in the run.
     return [_prepare_task(plan, prepared.host, base, number * plan.budget) for number, base in enumerate(bases)]
 
 
 def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_place: int) -> _TaskTrials:
     # Return the task's search space and optimizer, without trials. Raise `HostError` if nothing can vary.
+    # `first_place` is the index of the task's first trial in the run.
     wordings = _read_wordings(plan.wordings, host, base.task) if plan.wordings else ()
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
@@ -215,13 +226,15 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
         raise HostError(problem, remedy=remedy)
     space = replace(space, wordings=wordings, policy_seeds=plan.policy_seeds)
+    # The label marks records of the search, whose start states are not the suite's.
     cube, label = UnitCube(space), label_suite(SEARCHED, plan.name, base.task.benchmark)
     optimizer = make_optimizer(plan.method, cube, (plan.request.seed, base.task.index))
     return _TaskTrials(replace(base, task=replace(base.task, label=label)), space, cube, optimizer, first_place)
 
 
 def _require_active(objective: Objective, task: Task) -> None:
-    # Raise `RunError` if no clause of the objective is active in the task.
+    # Raise `RunError` if no specification (clause) of the objective is active in the task.
+    # `reasons` maps each clause to the reason why it is inactive; "" = active.
     reasons = objective.ruleset.inactive_reasons(task.benchmark, task.task_id)
     if objective.clauses and all(reasons[clause] for clause in objective.clauses):
         problem = f"{objective.text} cannot be violated in {task.benchmark} {task.task_id}"
@@ -245,6 +258,7 @@ def _read_wordings(suite_or_file: str, host: Host, task: Task) -> tuple[str, ...
 
 
 def _describe_search(plan: SearchPlan, prepared: PreparedRun, all_trials: Sequence[_TaskTrials]) -> dict[str, object]:
+    # Return the content of the search's run.json, where `episodes` is the word `searched` instead of a number.
     tasks = [f"{trials.base.task.suite}/{trials.base.task.task_id}" for trials in all_trials]
     search: dict[str, object] = {
         "name": plan.name,
@@ -273,8 +287,9 @@ def _run_trials(
     # Run the trials that the folder lacks, and write them. Trials run one generation after the other, task by task.
     if observer:
         observer.started([trials.base for trials in all_trials for _ in range(plan.budget)])
+    # The index of an episode in the run is its task's `first_place` plus its number in the task.
     first_places = {trials.base.task.task_id: trials.first_place for trials in all_trials}
-    # Margins of the trials, by index. At first, the mapping only has the trials in the folder.
+    # Margins of the trials (distances to a violation), by index. At first, the mapping only has trials in the folder.
     # The loop below adds the margins of the new trials, and the generators read these margins.
     margins = {index: plan.objective.margins(_read_record(writer, index)) for index in sorted(writer.episodes)}
     generations = (generation for trials in all_trials for generation in _list_generations(plan, trials, margins))
@@ -283,6 +298,7 @@ def _run_trials(
             index = first_places[episode.planned.task.task_id] + episode.planned.episode
             writer.add_episode(index, rollouts.raw_episode(episode), episode.record)
             task, record = episode.planned.task, episode.batch
+            # The host must use the instruction that the search chose.
             if plan.wordings and record is not None and record.headers[0].instruction != task.instruction:
                 problem = f"{task.task_id} always has the instruction {record.headers[0].instruction!r}"
                 raise RunError(problem, remedy="Run without --wordings.")
@@ -299,6 +315,7 @@ def _list_generations(
 ) -> Iterator[list[PlannedEpisode]]:
     """Yield, per generation, the episodes missing in `margins`. The caller adds their margins before it continues."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
+        # A generation has one point [d] per trial; the budget may end within a generation.
         points, first_trial = trials.optimizer.ask(), len(trials.planned)
         tried_points = points[: plan.budget - first_trial]
         generation = [_plan_trial(plan, trials, point, trial) for trial, point in enumerate(tried_points, first_trial)]
@@ -315,7 +332,8 @@ def _list_generations(
 def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
     """Plan a trial. If the environment seed determines the start, choose a seed that the benchmark does not use."""
     base = trials.base
-    wording_index, seed_index = trials.cube.choose(point)
+    wording_index, seed_index = trials.cube.choose(point)  # 0 = the task's own instruction, the usual seed
+    # Pairs (coordinate such as `plate_1.x`, value in m):
     placed = tuple(zip(trials.space.names, trials.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
     if not len(trials.cube.free) or (plan.method == "random" and base.task.init_states is None):
@@ -325,6 +343,7 @@ def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int
     task = base.task
     if trials.space.wordings:
         task = replace(task, instruction=trials.space.wordings[wording_index])
+    # A policy seed has 32 bits.
     trial_seed = (base.policy_seed + seed_index) % 2**32
     return replace(base, episode_id=episode_id, episode=trial, start=start, task=task, policy_seed=trial_seed)
 
@@ -333,6 +352,7 @@ def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int
 
 
 def _collect_found(plan: SearchPlan, all_trials: Sequence[_TaskTrials], writer: RunFolderWriter) -> FoundSuite:
+    # Return the content of the file of found starts, with a summary for each task.
     request = plan.request
     return FoundSuite(
         name=plan.name,
@@ -348,7 +368,9 @@ def _collect_found(plan: SearchPlan, all_trials: Sequence[_TaskTrials], writer: 
 
 
 def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
+    # Return the numbers of trials and hits of a task. A hit is a success that violates the objective (value < 0).
     # Do not count trials with the value NaN, in which the objects did not begin at their placements.
+    # A trial's value is its smallest margin; infinite if the episode failed or cannot be judged.
     counted_trials = [trial for trial, value in enumerate(trials.values) if not np.isnan(value)]
     outcomes = [writer.episodes[trials.first_place + trial].outcome for trial in counted_trials]
     finite_values = [value for value in trials.values if np.isfinite(value)]
@@ -363,7 +385,9 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
         crashed=outcomes.count("crashed"),
         hits=len(trials.hits),
         best=min(finite_values, default=None),
+        # Trials are counted from 1 in files and messages.
         first=min(trials.hits) + 1 if trials.hits else None,
+        # An upper end of 1 and, without hits, a lower end say nothing, so they are None.
         bound=interval.high if interval and interval.high < 1.0 else None,
         least=interval.low if interval and trials.hits else None,
     )
@@ -382,6 +406,7 @@ def _bound_rate(
         for is_hit, outcome, trial in zip(are_hits, outcomes, counted_trials, strict=True)
     ]
     if until_found and any(are_hits):
+        # A geometric interval follows from the number of trials up to and including the first hit.
         least = geometric_interval(1 + are_hits.index(True))
         greatest = geometric_interval(1 + may_be_hits.index(True))
         return Interval(least.low, greatest.high)
@@ -391,6 +416,7 @@ def _bound_rate(
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
+    # Yield a start for each group of hits that are near each other: the one with the lowest margin.
     # `hits` are sorted by margin, so the first trial of a group has the group's lowest margin.
     # All trials of the group are near this first trial.
     groups: list[list[int]] = []
@@ -406,6 +432,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
             task_id=trials.base.task.task_id,
             start=trials.planned[best].start,
             policy_seed=trials.planned[best].policy_seed,
+            # None = the task's own instruction, which has the index 0.
             instruction=trials.planned[best].task.instruction if trials.cube.choose(trials.points[best])[0] else None,
             trial=best + 1,
             value=trials.values[best],
@@ -417,6 +444,7 @@ def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderW
 
 def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
     # Return whether two trials have almost equal placements, and the same wording and policy seed.
+    # Points are in the unit cube, so gaps are shares of the coordinates' ranges.
     gaps = np.abs(trials.points[trial] - trials.points[other_trial])
     has_same_choices = trials.cube.choose(trials.points[trial]) == trials.cube.choose(trials.points[other_trial])
     if not has_same_choices or gaps.size == 0:  # without variable coordinates, the seed of each trial differs
@@ -440,9 +468,11 @@ def _format_percent(share: float) -> str:
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     """Return a sentence on the unsafe starts that the search of a task found or, if none, on the number of trials."""
+    # `task` is the summary of one task in the file of found starts `suite`.
     crashed = f", {task.crashed} crashed" if task.crashed else ""
     crashed += f", {task.thrown} with objects off their placements" if task.thrown else ""
     subject, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
+    # `first` is None without an unsafe success; `bound` is None if the trials are not independent.
     if task.first is None and task.bound is None:
         return f"{subject} no unsafe success found in {counts}. This gives no upper bound: starts may be unsafe."
     if task.first is None:
@@ -454,6 +484,7 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
         details += f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
     if worst.instruction is not None:
         details += f", instruction {worst.instruction!r}"
+    # Starts are stored worst first.
     found = f"{count_noun(len(others) + 1, 'start')} in {counts}, the first in trial {task.first}"
     violated = ", ".join(worst.violated) if suite.objective == SCORED else suite.objective
     rate = ""

@@ -42,6 +42,7 @@ class UnitCube:
 
     def to_meters(self, point: Floats) -> Floats:
         """Return all placements [m] of a point [d]. Fixed coordinates are at the low end of their range."""
+        # The last two coordinates are no placements: the wording and the policy seed.
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:
@@ -59,6 +60,7 @@ class UnitCube:
 
     def is_allowed(self, point: Floats) -> bool:
         """Return whether all objects keep their minimum distances at a point [d]."""
+        # `apart_m` has two objects and the minimum horizontal distance of their centers.
         coordinates_m = dict(zip(self._space.names, self.to_meters(point), strict=True))
         for first, second, gap_m in self._space.apart_m:
             x_distance_m = coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"]
@@ -72,6 +74,7 @@ class RandomPoints:
     """Optimizer that draws points independently and uniformly from the allowed points."""
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
+        # `cube` is the search space scaled to [0, 1]^d. All randomness comes from `rng`.
         self._cube, self._rng = cube, rng
 
     def ask(self) -> Floats:
@@ -109,7 +112,7 @@ class DirectedPoints:
 
     def ask(self) -> Floats:
         """Return the next generation, points [G, d] in the unit cube."""
-        if self._descent is None:
+        if self._descent is None:  # not minimizing a clause now
             return self._random.ask()
         points = list(self._descent.ask())
         for index, point in enumerate(points):
@@ -119,14 +122,15 @@ class DirectedPoints:
 
     def tell(self, points: Floats, margins: Floats) -> None:
         """Receive the margins [G, C] of the last generation's points [G, d]."""
+        # CMA-ES needs finite numbers. `C` is the number of clauses (specifications) of the objective.
         finite_margins = np.where(np.isfinite(margins), margins, _FAILED_MARGIN)
         if self._descent is not None:
             self._descent.tell(list(points), finite_margins[:, self._clauses_left[0]].tolist())
-            if self._descent.stop():
+            if self._descent.stop():  # the margin no longer improves
                 self._clauses_left.pop(0)
                 self._start_descent()
             return
-        if len(self._drawn_points) == _RANDOM_GENERATIONS:
+        if len(self._drawn_points) == _RANDOM_GENERATIONS:  # all descents have ended: begin again
             self._drawn_points, self._drawn_margins = [], []
         self._drawn_points.append(points)
         self._drawn_margins.append(finite_margins)

@@ -30,10 +30,11 @@ class AuditPlan:
 
     def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
         """Return policy -> indices of the drawn episodes. The archive's digest and the seed determine the draw."""
-        salt = f"{digest}\n{self.seed}\n"
+        salt = f"{digest}\n{self.seed}\n"  # the maker of the run cannot foresee the seed
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
             indices = [index for index, header in enumerate(headers) if header.policy == policy]
+            # Positions in `indices`:
             chosen = choose_episodes([headers[index] for index in indices], self.count, salt)
             drawn[policy] = [indices[position] for position in chosen]
         return drawn
@@ -50,6 +51,7 @@ def verify_run(
     """Check a complete run folder: digests, episodes, scores and replays. `replay` is the number of episodes to replay;
     `audit` draws further episodes. Raises `RunError` if the run is incomplete or cannot be read.
     """
+    # Without `ruleset`, use the default rules. `observer` is called before each replay.
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
         try:
@@ -67,6 +69,7 @@ def verify_run(
 def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[files.Finding]:
+    # A finding is the result of one check; a check is open if it could not be made.
     findings = files.check_files(run)
     records, standin_suites = files.read_records(run)
     if records.problems:
@@ -76,6 +79,7 @@ def _check_run(
         findings += files.check_episodes(run, records)
     findings += [*files.check_code(run), *files.check_protocol(run), *files.check_identity(records)]
     findings += files.check_scores(run, ruleset)
+    # `wanted=False`: this open check does not make the whole verification undecided.
     standin_note = "the run used stand-ins for the assets of {}; this command does not use the real assets"
     findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin_suites]
     if replay and records.headers:
@@ -96,6 +100,7 @@ def _check_run(
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
     """Return policy -> audit result for a run folder or archive. A single archive never passes. Raises `RunError`."""
+    # An archive without a run folder has no run.json, which replays need, so its replays stay open.
     audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, episode_id: None)
     return {policy: mark for policy, mark, _ in audits}
 

@@ -66,6 +66,7 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
+        # Whether no check found a difference. Open checks may remain.
         return all(finding.verdict != "differs" for finding in self.findings)
 
     @property
@@ -73,6 +74,7 @@ class Verification:
         """True if files differ, but only files that the judgement writes; judging the run again corrects them."""
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
+            # The text of a changed digest begins with the file's name.
             has_changed_digest = finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES)
             if finding.check not in (*_JUDGEMENT_FILES, SOURCE) and not has_changed_digest:
                 return False
@@ -80,6 +82,7 @@ class Verification:
 
     @property
     def has_open_checks(self) -> bool:
+        # Whether the verification is undecided because a wanted check could not be made.
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
     @property
@@ -101,6 +104,7 @@ def mismatch(check: str, detail: str) -> Finding:
 
 def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
     """Return the result of an open check, which could not be made. `detail` is the reason."""
+    # `wanted`: whether this open check makes the whole verification undecided.
     return Finding(check, "unchecked", detail, wanted)
 
 
@@ -116,6 +120,7 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 def check_files(run: Path) -> list[Finding]:
     """Compare the parts of the archive and other files with the manifest's digests, and return the results."""
     archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
+    # Raw records are single files of episodes that were not packed into an archive.
     is_raw = parts.has_raw(run) and not archive
     undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
     try:
@@ -137,10 +142,12 @@ _KNOWN_FILES |= {FOUND, parts.RAW}
 
 def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
     # Yield open checks for pictures without a digest and for files with unknown names. `digested`: files with digests.
+    # The pattern `[!.]*` omits hidden files, which are temporary.
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     missing = [name for name in pictures if name not in digested]
     if missing:
         count_text = f"{len(missing)} of {len(pictures)} have no digest"
+        # A run with raw records need not have a manifest.
         if (run / folder.MANIFEST).exists() or not parts.has_raw(run):
             command = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
             yield open_check(PICTURES, f"{count_text} in {folder.MANIFEST}; to make the pictures again: {command}")
@@ -159,6 +166,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     """Compare the protocol in run.json with the preset of the same name, if there is one."""
     description = folder.read_description(run)
     protocol = description.get("protocol")
+    # A user's own loop has no preset.
     if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
         return
     name, versions = protocol.get("name"), description.get("versions")
@@ -166,7 +174,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     differing = preset_differences(protocol)
     if differing:
         detail = f"{', '.join(differing)} in {folder.RUN} differ from the preset {name}"
-        if maker_version == __version__:
+        if maker_version == __version__:  # another version may have had another preset
             yield mismatch(PROTOCOL, detail)
         else:
             detail += f" of version {__version__}; the run was made by {maker_version}"
@@ -180,6 +188,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 def check_code(run: Path) -> Iterator[Finding]:
     """Check whether run.json, the episodes and this installation have the same code version; yield the result."""
     try:
+        # A crashed episode may lack its code version, because its worker died.
         episode_codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
     except RunError:  # `check_episodes` reports the damage
         return
@@ -200,6 +209,7 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
     """Check whether the episodes of suites with official names ran the official tasks; yield the results."""
+    # `judge_identity` returns "" for a suite without an official name; these episodes are not checked.
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -216,7 +226,7 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
     The index's `problems` include repeated ids. Raises `RunError` if a raw row is damaged.
     """
     scan = Scan(parts.record_files(source) if source.is_dir() else [source])
-    standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
+    standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))  # an ordered set
     index = scan.index()
     return replace(index, problems=(*index.problems, *_find_repeated(index))), tuple(standin)
 
@@ -233,7 +243,7 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     """Compare the plan, the table of episodes and the archive. Return a mismatch per difference, or one agreement."""
-    has_table = (run / folder.EPISODES).exists()
+    has_table = (run / folder.EPISODES).exists()  # without a table, raw records may list the episodes
     if not has_table and not parts.has_raw(run):
         return [mismatch(EPISODES, f"{folder.EPISODES} is missing")]
     try:
@@ -249,6 +259,7 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
 
 def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
     # Yield the differences between the plan in run.json and the table of episodes, whose name is `table`.
+    # `unnamed` counts missing episodes whose ids run.json does not say.
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
@@ -259,6 +270,7 @@ def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: s
 
 def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
     # Yield the differences between the table of episodes, whose name is `table`, and the records.
+    # An episode of n steps has n + 1 records.
     headers_and_steps = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
     recorded = {header.episode_id: _shared_fields(header, steps) for header, steps in headers_and_steps}
     if len({row.episode_id for row in rows}) < len(rows):
@@ -271,6 +283,7 @@ def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: Episode
 
 
 def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, object]:
+    # Return name -> value for the fields that a row of the table and a record's header both have, and the steps.
     return {**{name: getattr(owner, name) for name in _SHARED_FIELDS}, "steps": steps}
 
 
@@ -300,6 +313,7 @@ def value_differences(
 
 
 def _is_equal(first: object, second: object, tolerance: float) -> bool:
+    # Compare two JSON values that are neither objects nor lists of equal length. A `tolerance` of 0 means exact.
     if isinstance(first, float) and isinstance(second, float):
         if tolerance and np.isclose(first, second, rtol=tolerance, atol=tolerance):
             return True
@@ -335,6 +349,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     else:
         reason = f"{folder.SCORES} is missing; nothing says how the run was judged"
         findings = [open_check(folder.SCORES, reason, wanted=False)]
+    # The check of a file has the file's name. Report the files that were not compared as open.
     checked = {finding.check for finding in findings}
     unchecked_files = [name for name in _JUDGEMENT_FILES if name not in checked and (run / name).exists()]
     return [*findings, *(open_check(name, reason) for name in unchecked_files)]
@@ -349,14 +364,17 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     provenance = scores_file.judged_by
     try:
         is_by_stored_rules = ruleset is None and _was_judged_by_stored_rules(run, provenance)
+        # The method of intervals is not a rule, so take it from the run.
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         own_provenance = ruleset.provenance()
         has_other_options = _read_rule_options(own_provenance) != _read_rule_options(provenance)
+        # With other rules, different scores would prove nothing, so do not judge again.
         if own_provenance.rules != provenance.rules and (is_by_stored_rules or has_other_options):
             return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
         findings = _compare_judges(scores_file, ruleset)
     except SafevlaError as error:
         return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_REMEDY}")]
+    # The scores are only comparable if library and registry agree.
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags differ from those that judged the run"
         findings.append(open_check(folder.SCORES, reason))
@@ -381,8 +399,9 @@ def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
 def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
     # Compare the rules and the version that judged the run with `ruleset` and this version.
     provenance, library, registry = scores_file.judged_by, ruleset.library, ruleset.registry
-    phases = ruleset.provenance().phases
+    phases = ruleset.provenance().phases  # a digest; "" if the rules do not judge phase by phase
     judge_version, own_version = provenance.version, __version__
+    # A different format of scores.json counts as a different version of this package.
     if scores_file.scores_version != folder.SCORES_VERSION:
         judge_version += f" (version {scores_file.scores_version} of {folder.SCORES})"
         own_version += f" (version {folder.SCORES_VERSION} of {folder.SCORES})"
@@ -397,6 +416,7 @@ def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
 
 
 def _compare_ids(check: str, name: str, judged_value: str, own_value: str, remedy: str = "") -> Finding:
+    # Compare a name or digest of what judged the run with that of what is installed here.
     if judged_value == own_value:
         return agreement(check, f"{name} {own_value}")
     return mismatch(check, f"judged with {name} {judged_value}; {name} {own_value} is installed here{remedy}")
@@ -416,10 +436,13 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
     # Keep the stored provenance. Its messages on invalid episodes may name the folder in which the run was judged.
+    # Insert the stored digests, which `_check_source` has compared; `strict=False` tolerates a damaged list.
     sources_and_digests = zip(judged.sources, scores_file.list_archives(), strict=False)
     sources = tuple(replace(source, archive_sha256=digest) for source, digest in sources_and_digests)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
+    # `indent=-1` removes white space from the stored sources, which the new files then contain unchanged.
     contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(scores_file.sources), indent=-1)))
+    # Per file: what is compared (a noun), the function that yields differences, and the file's maximum size.
     for name, (unit, differences, most_bytes) in _REJUDGED_FILES.items():
         if name != folder.VERDICTS or (run / name).exists():  # runs of earlier versions have no file of verdicts
             read = partial(read_input, run / name, most_bytes)
@@ -440,6 +463,7 @@ def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding
     if not judged_digests or None in judged_digests:
         problem = f"{folder.SCORES} does not identify the judged archive"
         return open_check(SOURCE, f"{problem}; to judge the run again: {format_rescore_command(run)}")
+    # Bring both lists into the same layout before they are compared as bytes.
     written_sources = msgspec.json.format(bytes(scores_file.sources), indent=2) + b"\n"
     expected = folder.dump_json([source.to_document() for source in judged.sources])
     differences = partial(_json_differences, field="sources")
@@ -457,6 +481,7 @@ def _compare_content(
     try:
         with memory.limit_memory(path):
             written = read()
+            # Only the first difference is reported. Different bytes may have no difference that matters.
             difference = None if written == expected else next(find_differences(written, expected), None)
     except FileNotFoundError:
         return mismatch(check, "missing")
@@ -469,11 +494,13 @@ _UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, zlib.err
 
 
 def _json_differences(written: bytes, expected: bytes, field: str = "") -> Iterator[str]:
+    # Yield a text for each difference of two JSON files whose bytes differ. Only the first text is used.
     yield from map(_describe_values, value_differences(load_json(written), load_json(expected), field))
     yield "the values agree, but the layout of the file differs"
 
 
 def _verdict_differences(written: bytes, expected: bytes) -> Iterator[str]:
+    # Yield a text if the contents differ. Equal contents may be compressed to different bytes.
     if gzip.decompress(written) != gzip.decompress(expected):
         yield "judging the archive again gives other verdicts"
 
@@ -482,6 +509,7 @@ _BATCH_ROWS = 1024
 
 
 def _row_differences(written_content: bytes, expected_content: bytes) -> Iterator[str]:
+    # Yield a text for each difference of two Parquet files with one row per episode.
     written = parquet_guard.read_table(written_content, folder.MAX_SCORES_BYTES)
     expected = parquet_guard.read_table(expected_content, folder.MAX_SCORES_BYTES)
     if len(written) != len(expected):
@@ -561,6 +589,7 @@ def _excerpt(content: bytes, index: int) -> str:
 
 
 def _check_rules(run: Path, provenance: Provenance) -> Finding:
+    # Check that the rules stored in the run folder are those that judged the run.
     try:
         stored_rules = find_rules([run], as_judged=True).provenance()
     except SafevlaError as error:

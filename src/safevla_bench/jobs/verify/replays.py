@@ -84,6 +84,7 @@ class Deviation:
         return cls(field, f"{place or field}: {both_values}")
 
     def __str__(self) -> str:
+        # The difference as a phrase; the header has no step.
         return self.text if self.step is None else f"step {self.step}, {self.text}"
 
 
@@ -143,7 +144,9 @@ def compare_records(
 def _find_header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Deviation]:
-    # Do not compare fields that older records lack. Compare fixtures only if both records have them.
+    # Yield the first difference in each header field. If `lenient`, compare only fields that the record has.
+    # The fields in `newer_names` are compared only if the record has them, because older recorders did not write them.
+    # Compare the poses of fixtures only if both records have them.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
     else:
@@ -184,6 +187,7 @@ def _first_difference(name: str, recorded: object, replayed: object, tolerance: 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]:
     """Return the differences between a record and its plan in id, start, seed and horizon."""
     start = planned.start
+    # In the order of `_PLANNED_FIELDS`:
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
     pairs = [(name, getattr(header, name), value) for name, value in zip(_PLANNED_FIELDS, expected, strict=True)]
     return [Deviation.of(name, recorded, value, "plan") for name, recorded, value in pairs if recorded != value]
@@ -196,6 +200,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     """
     steps, success = len(successes), bool(successes and successes[-1])  # an episode without steps has no success
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
+    # The outcomes that the replay permits; an episode without success before its horizon was ended by something else.
     possible_outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
         possible_outcomes = ("success",)
@@ -205,6 +210,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
         possible_outcomes = ("timeout",)
     if header.outcome_label not in possible_outcomes:
         differences.append(Deviation.of("outcome", header.outcome, " or ".join(possible_outcomes)))
+    # A planned episode ends at its first success and at its horizon; the record must not continue after them.
     if planned and planned.stop_at_success and True in successes[:-1]:
         differences.append(replace(Deviation.of("success", False, True), step=successes.index(True) + 1))
     if planned and steps > planned.horizon:
@@ -233,7 +239,7 @@ class ReplaySetting:
         description = read_description(run) if (run / RUN).is_file() else {}
         if description.get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
-        if description.get("host", "") is None:
+        if description.get("host", "") is None:  # as in runs of a user's own loop without a host here
             problem = "run.json names no host, so the recorded actions cannot be played again"
             add_host = "Omit replays, or add a host for your simulator: see docs/howto/adding-a-host.md."
             raise RunError(problem, remedy=add_host, place=place)
@@ -265,6 +271,7 @@ class ReplaySetting:
         if self.is_own_loop or marks.is_chosen(header.benchmark):
             return None
         policy = header.policy or ""
+        # A replayed recording determined the start, unless this is an audit of an official suite.
         if not self.needs_planned_start(header) and (header.policy is None or self.run.has_replayed(policy)):
             return None
         task, number_text = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
@@ -274,6 +281,7 @@ class ReplaySetting:
         (planned,) = plan_episodes(
             [task], None, [policy], self.rules, seed=self.run.seed or 0, max_steps=self.run.max_steps, recorded=recorded
         )
+        # If the policy's server may choose the environment's seed, only the record knows it.
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
@@ -289,12 +297,14 @@ class ReplaySetting:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
         if not episode.action.present[0]:
             raise RunError("the record has no action")
+        # Another version of a simulator package may compute other states; the version of this package does not matter.
         for name, recorded in (header.versions or {}).items():
             if name != plugins.OWN_DISTRIBUTION and self.versions.get(name) != recorded:
                 raise RunError(f"recorded with {name} {recorded}; installed here: {self.versions.get(name, 'none')}")
         planned = self.plan(header)
         starts = [planned.start] if planned else list(episode_starts(self.rules, episode))
         if not planned and self.needs_planned_start(header):
+            # Drop starts that are not initial states of the suite.
             starts = [start for start in starts if not (start.recorded or start.placed or start.drawn)]
             if not starts or marks.start_marks(episode)[0]:
                 raise RunError("the episode did not begin at an initial state of the suite, or its record names none")
@@ -342,6 +352,7 @@ class RunFields(msgspec.Struct):
 
 def _resolve_suite(suite: str) -> str:
     """Return the official suite with this name or file name, which no file may replace; `suite` if there is none."""
+    # A suite may be the path of a folder of task files, or of one file in such a folder.
     for path in (Path(suite), Path(suite).parent):
         official_name = find_official_name(path.name)
         if official_name:
@@ -353,6 +364,7 @@ def complete_protocol(protocol: object) -> object:
     """Return run.json's protocol with the missing fields of `EvaluationProtocol` filled in, for `msgspec.convert`."""
     if not isinstance(protocol, Mapping):
         return protocol  # invalid: `msgspec.convert` raises an error
+    # run.json omits the texts `about` and `sources`, which do not influence episodes.
     if protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}}
     wait_steps = protocol.get("wait_steps")
@@ -370,6 +382,7 @@ def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> li
 
 def draw_key(header: Header, salt: str = "") -> bytes:
     """Return the digest of salt, policy and episode id. A draw takes the episodes with the smallest digests."""
+    # Digests make the draw independent of the order of episodes; a later salt makes the draw unforeseeable.
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
@@ -381,6 +394,7 @@ def _check_replay(setting: ReplaySetting, episode: Batch) -> files.Finding:
     except RunError as error:
         return files.open_check(check, str(error))
     misplanned = plan_differences(episode.headers[0], planned) if planned else []
+    # The record itself contradicts the plan, so no replay is needed.
     if misplanned:
         return files.mismatch(check, "; ".join(map(str, misplanned)))
     for start in starts:
@@ -407,6 +421,7 @@ def _compare_replay(
 ) -> files.Finding:
     # Return the result of the check of a replay, which `replay_actions` made from `start`. Differences are a mismatch.
     # The check is open if the start is a recorded state, which is incomplete, or if the loop's control step differed.
+    # `lenient` means that a user's own loop made the record; `planned` is None if no plan determines the start.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
     from_state = start.recorded is not None and start.recorded.state is not None
@@ -444,6 +459,7 @@ class _Simulation(msgspec.Struct):
 
 
 def _read_simulation(episode: Batch) -> _Simulation:
+    # Return what the record's header says about the simulation; defaults if the header is damaged.
     try:
         return msgspec.convert(marks.host_header(episode.extra[0]).get(SIMULATION, {}), _Simulation)
     except msgspec.ValidationError:
@@ -458,7 +474,7 @@ def _find_step_cause(episode: Batch, replayed: Batch) -> str:
     # In this case, return a sentence that says this; else "".
     # A header may be forged, so trust its control step only if the times in the record's states confirm the step.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
-    states = episode.sim_state.episode_rows(0)
+    states = episode.sim_state.episode_rows(0)  # [n, S]; column 0 is the simulation time [s]
     has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=_DT_TOLERANCE).all()
     if np.isclose(replayed_s, recorded_s, rtol=_DT_TOLERANCE) or not has_own_step:
         return ""
@@ -481,6 +497,7 @@ _SOFT_RESETS = "The environment had soft resets, so seed and initial state do no
 
 
 def _had_soft_resets(episode: Batch) -> bool:
+    # A soft reset keeps the simulation's model. None means that the record does not say how resets were made.
     return _read_simulation(episode).hard_reset is False
 
 
@@ -495,8 +512,10 @@ def _describe_processor(recorded_kernel: str | None) -> str:
 
 
 def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:
+    # Return a sentence on the first difference, the other differing channels, and whether the processor is a reason.
     channels = list(dict.fromkeys(difference.channel for difference in differences))  # distinct channels
     also = f"; also different: {', '.join(channels[1:])}" if len(channels) > 1 else ""
+    # Equal simulator states exclude numerical differences between processors.
     if "sim_state" in channels or "sim_state" in uncompared:
         reason = _describe_processor(simulation.openblas_kernel)
     else:
@@ -504,11 +523,13 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
     return f"{differences[0]}{also}. {reason}"
 
 
-def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
+def episode_starts(protocol: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
     """Yield the possible initial states (zero to two) of an episode according to its record."""
+    # First the start from seed and index of the initial state, then the one from a recorded simulator state.
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:  # the environment may have been seeded at an earlier reset
+        # Then the start is determined by that seed and the number of resets since then.
         earlier_seed = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
         if isinstance(earlier_seed, Mapping) and isinstance(earlier_seed.get("seed"), int):
             earlier_resets = marks.read_count(earlier_seed, marks.EARLIER_RESETS)
@@ -527,17 +548,18 @@ def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episod
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
         if wait_steps is None:  # the record does not give the number of waiting steps
-            wait_steps = start.suite_wait_steps(marks.base_suite(header.benchmark))
+            wait_steps = protocol.suite_wait_steps(marks.base_suite(header.benchmark))
         yield EpisodeSeed(
             init_state_index=index or 0,
             env_seed=seed,
             wait_steps=wait_steps,
-            wait_action=None if isinstance(start.wait_action, str) else start.wait_action,
-            rest_steps=start.rest_steps,
-            drawn=start.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
+            wait_action=None if isinstance(protocol.wait_action, str) else protocol.wait_action,
+            rest_steps=protocol.rest_steps,
+            drawn=protocol.init_state == "drawn" or marks.mark_flags(episode, marks.DRAWN)[0],
             earlier_resets=earlier_resets,
             placed=placed,
         )
+    # Also try the recorded fixture poses and first state, if the record has them.
     if header.env_seed is None or header.init_state_index is None:
         with suppress(HostError):
             yield episode_seed(episode)
@@ -556,7 +578,7 @@ def replay_actions(
     with closing(host.make(task, wants)) as env:
         env.reset(seed)
         poses = env.fixture_poses()
-        successes = [bool(env.step(action)[1]) for action in played]
+        successes = [bool(env.step(action)[1]) for action in played]  # `step` returns (observation, success)
         replayed = env.recorded()
         extra = add_header_field(replayed.extra[0], FIXTURES, poses) if poses else replayed.extra[0]
         return replace(replayed, extra=(extra,)), successes

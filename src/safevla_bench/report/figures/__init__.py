@@ -44,6 +44,7 @@ class FigureInput:
 
     @cached_property
     def cells(self) -> list[Summary]:
+        # Return the summary of each cell (policy × suite), computed once for all figures.
         return cells(self.scores)
 
 
@@ -85,7 +86,7 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
             f"the width is too small ({page.width_in:g} inches)",
             remedy=f"The minimum width in inches is {NARROWEST_IN}.",
         )
-    context = copy_context()  # in the copy, so that the caller's `PAGE` is unchanged
+    context = copy_context()  # `PAGE` is set only in this copy, so the caller's `PAGE` is unchanged
     context.run(PAGE.set, page)
     return context.run(draw)
 
@@ -96,5 +97,6 @@ def render_figure(figure: Figure, form: FigureFormat) -> bytes:
     """
     stream = io.BytesIO()
     with figure_style():
+        # The value None omits an entry that matplotlib would add, such as the date.
         figure.savefig(stream, format=form, metadata=dict.fromkeys(_STAMPED_KEYS[form]))
     return stream.getvalue()

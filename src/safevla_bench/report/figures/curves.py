@@ -30,14 +30,17 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     `SpecError` if the library lacks a specification of the sweep.
     """
     library_thresholds = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
+    # Thresholds are shown in a unit that suits their size, such as mm instead of m; `scale` converts them.
     unit, scale = display_unit(sweep.unit, library_thresholds[0])
     thresholds = [scale * value for value in sweep.thresholds]
+    # The library's thresholds within the range of the axis get dotted lines.
     marked_thresholds = [
         scale * value for value in library_thresholds if sweep.thresholds[0] <= value <= sweep.thresholds[-1]
     ]
     counted_curves = [curve for curve in sweep.curves if curve.n]
     policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
     # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold.
+    # Without counted episodes, there are no panels, and `draw_panels` shows the text `empty`.
     panels: list[tuple[str, list[tuple[int, list[Rate]]]]] = []
     for suite in dict.fromkeys(curve.suite for curve in counted_curves):
         suite_curves = [(policies.index(c.policy or UNNAMED), c.points) for c in counted_curves if c.suite == suite]
@@ -54,7 +57,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         notes = [note, *sweep.warnings]
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
-        1.35,
+        1.35,  # height of a panel [inches]
         [title for title, _ in panels],
         lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], marked_thresholds),
         across=f"Threshold ({unit})" if unit else "Threshold",
@@ -71,10 +74,12 @@ def _draw_sweep_panel(
     curves: Sequence[tuple[int, Sequence[Rate]]],
     marked_thresholds: Sequence[float],
 ) -> None:
+    # Each of `curves` is the index of a policy and its rate at each threshold.
     # Only every few points have a marker.
     # The first marker of each curve is at a different point, so that the markers of identical curves stay visible.
     marker_step = max(1, len(thresholds) // 5)
     for series_index, rates in curves:
+        # The band is the 95 % interval of each rate.
         value, low, high = sheet.percent_band(rates)
         axes.fill_between(thresholds, low, high, color=sheet.series_color(series_index), alpha=0.13, linewidth=0)
         line_style = {"linestyle": sheet.series_dash(series_index), "linewidth": 1.1}
@@ -104,15 +109,17 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """Draw SR, Safety, SBU and VSI of each suite. Each run has a marker and an interval; thin lines connect the runs.
     `across` names the quantity on the axis, such as "Training steps". If there are no runs, the figure says so.
     """
+    # The label of a run is the number in its name, such as the training steps of a checkpoint.
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
     panels = [(suite, metric) for suite in compared.suites for metric in NUMBERS if labels]
     titles = [f"{metric.label} ({metric.unit})" if metric.unit else metric.label for _, metric in panels]
     if len(compared.suites) > 1:
         titles = [f"{title}, {suite or 'all suites'}" for title, (suite, _) in zip(titles, panels, strict=True)]
+    # A single series needs no legend.
     needs_key = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
-        1.15,
+        1.15,  # height of a panel [inches]
         titles,
         lambda axes, k: _draw_series_panel(axes, compared, *panels[k], (labels[0], labels[-1])),
         across=across or "Number in the run's name",
@@ -125,17 +132,19 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
+    # Draw the curves of one suite (None = all suites pooled); `label_range` is the range of the horizontal axis.
     full_scale = float(metric.scale)
     first_label, last_label = label_range
     # The list draws all curves; `any` alone would stop at the first curve with a known value.
     has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    room = _ROOM_SHARE * (last_label - first_label) or 1.0
+    room = _ROOM_SHARE * (last_label - first_label) or 1.0  # 1 if there is only one label
     axes.set_xlim(first_label - room, last_label + room)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
     axes.set_ylim(0, 1.03 * full_scale)
+    # Ticks at every fifth of the scale: 0 to 100 % for rates, 0 to 1 for VSI.
     axes.set_yticks([full_scale * k / 5 for k in range(6)], [format_compact(full_scale * k / 5) for k in range(6)])
     axes.grid(True)
 
@@ -150,7 +159,7 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    # Return whether any value of the curve is known.
+    # Draw one series; `names` are the names of all series. Return whether any value of the curve is known.
     series_index = names.index(curve.series)
     # The markers of all series are side by side, symmetric about the label. 72 points are an inch.
     shift_in = (series_index - (len(names) - 1) / 2) * _SHIFT_PT / 72
@@ -171,7 +180,9 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
 
 
 def _series_note(compared: SeriesComparison) -> str:
+    # Return the note below the figure: the methods of the intervals, and the sample sizes.
     points = [point for curve in compared.curves for point in curve.points]
+    # VSI has bootstrap intervals or distribution-free intervals, as chosen when the runs were compared.
     has_bootstrap_interval = any(has_bootstrap(point) for point in points)
     vsi_method = "percentile bootstrap for VSI" if has_bootstrap_interval else "distribution-free intervals for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
@@ -198,6 +209,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
     """Draw a panel for each policy and suite: a line for each violated specification, and a band for all limits."""
+    # `onset_steps` is empty if no episode violates the specification.
     violated = [
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
     ]
@@ -215,6 +227,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     band_note = f"Band: pointwise 95 % interval of the share for any limit ({method})."
     return sheet.draw_panels(
         "When violations begin",
+        # Panels are higher [inches] if there is only one row of panels.
         1.8 if len(cells) <= 2 else 1.05,
         [f"{cell.policy or UNNAMED}, {cell.suite} (n = {cell.specs[-1].incidence.n})" for cell in cells],
         lambda axes, k: _draw_onset_panel(axes, cells[k], names, share_end),
@@ -227,16 +240,19 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
 
 
 def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
+    # Draw one policy on one suite. `names` are the violated specifications of all panels, which determine colors.
+    # `share_end` is the top of the vertical axis in percent, a multiple of 10.
     axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)
+    # The vertical axis has about five ticks.
     tick_step = 20
     if share_end <= 50:
         tick_step = 10 if share_end > 20 else 5
     axes.set_yticks(range(0, int(share_end) + 1, tick_step))
     axes.grid(True)
     for onset in cell.specs:
-        times_s, *shares = onset_steps(onset)
-        if not times_s.size:
+        times_s, *shares = onset_steps(onset)  # `shares` are three rows: share, lower and upper end of its interval
+        if not times_s.size:  # no violation
             continue
         step_times_s = [0.0, *times_s, cell.end_s]
         # The curve starts with the share 0 at time 0, and keeps its last value until the end.
@@ -248,5 +264,6 @@ def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_e
             series_index = names.index(onset.spec_id)
             ink, dash = sheet.series_color(series_index), sheet.series_dash(series_index)
             axes.step(step_times_s, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
+    # The last item of `specs` is for any limit.
     if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

@@ -97,10 +97,11 @@ def drawable_text(text: str) -> str:
     if the text needs them. Characters that no font has become U+FFFD, and one warning is logged for the text.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
-    family_of = {character: _find_family(character) for character in shown}
+    family_of = {character: _find_family(character) for character in shown}  # None = no font has the character
     missing = sorted(character for character, family in family_of.items() if family is None)
     if missing:
         _warn_undrawable(shown, "".join(missing))
+    # matplotlib looks for a character in the families of `rcParams` in their order, so new families come last.
     further_families = sorted({family for family in family_of.values() if family} - {*rcParams["font.family"]})
     if further_families:
         rcParams["font.family"] = [*rcParams["font.family"], *further_families]
@@ -109,6 +110,7 @@ def drawable_text(text: str) -> str:
 
 @cache
 def _warn_undrawable(text: str, missing: str) -> None:
+    # Log a warning; the cache suppresses the same warning for the same text.
     problem = f"no font of this system has {missing!r}, so part of the name is not drawn"
     _log.warning("warning: figures: %r: %s. Install a font with these characters.", text, problem)
 
@@ -116,6 +118,7 @@ def _warn_undrawable(text: str, missing: str) -> None:
 @cache
 def _find_family(character: str) -> str | None:
     # Return a font family that has a character: DejaVu Sans if possible, else a system font; None if there is none.
+    # Fonts whose names begin with `_BOXES` are skipped, because they draw a box for every character.
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal"]
     # DejaVu Sans and then the normal weight, 400, sort first, because False is less than True.
     fonts = sorted((entry.name != _FAMILY, entry.weight != 400, entry.name, entry.fname) for entry in entries)
@@ -127,6 +130,7 @@ def _find_family(character: str) -> str | None:
 
 @cache
 def _font_code_points(path: str) -> frozenset[int]:
+    # Return the code points of all characters in a font file; an empty set if the file cannot be read.
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (OSError, RuntimeError):  # matplotlib cannot read this system font
@@ -144,6 +148,7 @@ def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
 
 def count_characters(room_in: float, size: float = BODY) -> int:
     """Return how many characters of average text fit into a width. Their mean width in DejaVu Sans is 0.57 em."""
+    # An inch has 72 points. An em is the text's `size` in points.
     return max(1, int(72 * room_in / (0.57 * size)))
 
 
@@ -172,6 +177,7 @@ def make_sheet(title: str, body_in: float) -> Figure:
     page = PAGE.get()
     figure = Figure(figsize=(page.width_in, body_in), layout="constrained")
     if page.titled:
+        # The title is bold, so its letters are wider than average; a larger size accounts for this.
         wrapped_title = wrap_text(title, page.width_in - 2 * _MARGIN_IN, 1.1 * TITLE)
         figure.suptitle(wrapped_title, x=_MARGIN_IN / page.width_in, ha="left", weight="bold")
     return figure
@@ -183,9 +189,11 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
     """
     width_in, height_in = figure.get_size_inches().tolist()
     # The notes and the entries are one matplotlib legend: the notes are its title.
+    # `key` has the entries of the legend; remarks of the page follow the notes.
     notes = (*notes, *PAGE.get().remarks)
     if notes or key:
         room_in = width_in - 2 * _MARGIN_IN
+        # An entry begins with its sign, if any: the label that stands for the name in the panels.
         labels = [wrap_text(f"{entry.sign}  {entry.name}".strip(), room_in - _MARK_IN, SMALL) for entry in key]
         longest_label = max((len(line) for label in labels for line in label.split("\n")), default=1)
         legend = figure.legend(
@@ -198,18 +206,23 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
             ncols=max(1, min(3, len(key), count_characters(room_in, SMALL) // (longest_label + 7))),
         )
         legend.get_title().set_color(MUTED)
+        # The figure grows by the height of the legend, so that the panels keep their heights.
         figure.set_size_inches(width_in, height_in + legend.get_window_extent().height / figure.dpi + _MARGIN_IN)
+    # Compute the layout, then switch it off, so that the rounded positions stay.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
         left, bottom, width, height = np.round(axes.get_position().bounds, 5).tolist()
         axes.set_position((left, bottom, width, height))
+    # matplotlib has no public attribute for the object of the figure's title.
     if heading := figure._suptitle:  # type: ignore[attr-defined]
         heading.set_position(np.round(heading.get_position(), 5).tolist())
     return figure
 
 
 def _make_legend_handle(entry: KeyEntry, label: str) -> Line2D:
+    # Return the line and marker that represent a series in the legend; `label` is the wrapped text next to them.
+    # The lists are empty, because the handle itself has no points in a panel.
     line_style: Dash = "-" if entry.solid else series_dash(entry.series)
     return Line2D(
         [],
@@ -228,6 +241,7 @@ def draw_empty(axes: Axes, reason: str) -> None:
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.set_facecolor(TINT)
+    # The panel may be as narrow as half of the page.
     text = wrap_text(reason, PAGE.get().width_in / 2 - 0.4)
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
@@ -248,6 +262,7 @@ def draw_panels(
     `draw(axes, index)` fills a panel; without titles, the figure shows the text `empty`. `across` and `upward` label
     the horizontal and the vertical axes; without `upward`, each panel has its own vertical ticks.
     """
+    # Constants below are inches of room for headings, ticks and axis labels.
     count, columns = len(titles), min(len(titles), 2) or 1
     rows = -(-count // columns) or 1  # the quotient, rounded up
     width_in = PAGE.get().width_in
@@ -261,8 +276,10 @@ def draw_panels(
         draw_empty(panel_axes[0], empty)
         return finish_sheet(figure, notes, key)
     for k, (axes, heading) in enumerate(zip(panel_axes, headings, strict=False)):
+        # A panel is lowest if no panel is below it in its column.
         is_lowest, is_leftmost = k + columns >= count, k % columns == 0
         draw(axes, k)
+        # With `upward`, the panels of a row share their vertical ticks, which only the left panel shows.
         axes.tick_params(labelbottom=is_lowest, labelleft=not upward or is_leftmost)
         axes.set_title(heading)
         if is_lowest:
@@ -274,7 +291,7 @@ def draw_panels(
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
     """Return the values, lower ends and upper ends of n rates in percent, [3, n]; NaN if unknown."""
-    # A rate with a value but no interval has the widest interval, 0 to 1.
+    # A rate with a value but no interval gets the widest possible interval, 0 to 1.
     rows = [(nan, nan, nan) if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(rows).T
 

@@ -58,12 +58,15 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
     """Return the panels of `layout`, with success and safety of each policy and with the frontier in percent."""
-    is_shared = layout == "cells"
+    # A cell is the summary of one policy on one suite.
+    is_shared = layout == "cells"  # all suites share one panel, without pooling
+    # Auxiliary suites may not share a panel with other suites.
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
     marker_suites = suites if is_shared else ()  # suites that get different marker shapes
+    # Each panel is a title and the cells that it shows: by default, one panel per suite.
     cells_by_title = {suite: [cell for cell in shown_cells if (cell.suite or "") == suite] for suite in suites}
     if (pooled or is_shared) and len(suites) > 1:
         cells_by_title = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown_cells}
@@ -74,13 +77,16 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
 
 
 def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
+    # Return the different names of suites in order of first appearance; "" if a cell names no suite.
     return tuple(dict.fromkeys(cell.suite or "" for cell in cells))
 
 
 def _make_panel(
     title: str, cells: Sequence[Summary], policies: Sequence[str], marker_suites: Sequence[str]
 ) -> TradeoffPanel:
-    cells_by_name: dict[str, list[Summary]] = {}
+    # Return a panel with one marker per policy, or, with `marker_suites`, per policy and suite.
+    # `policies` are all policies of the figure; an index in it determines a marker's color.
+    cells_by_name: dict[str, list[Summary]] = {}  # the cells that each marker pools
     for cell in cells:
         name = f"{policy_name(cell)}, {cell.suite}" if marker_suites else policy_name(cell)
         cells_by_name.setdefault(name, []).append(cell)
@@ -91,14 +97,16 @@ def _make_panel(
         if not plotted:
             missing.append(name)
             continue
+        # All cells of a group have the same policy, and with `marker_suites` also the same suite.
         series = policies.index(policy_name(group[0]))
         marker = marker_suites.index(group[0].suite or "") if marker_suites else series
         success, safety = (Rate.pool([cell.rates[metric.key] for cell in plotted]) for metric in (SR, SAFETY))
         points.append(TradeoffPoint(series, sum(cell.n for cell in plotted), success, safety, marker))
     # The policy noop does nothing, so the frontier is only over the other policies.
     acting_points = [point for point in points if policies[point.series] != NOOP]
+    # Row 0 of `percent_band` has the values, without their intervals.
     corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting_points]
-    frontier = pareto_frontier(corners) if len(corners) > 1 else ()
+    frontier = pareto_frontier(corners) if len(corners) > 1 else ()  # one policy has no frontier
     return TradeoffPanel(title, tuple(points), frontier, tuple(missing))
 
 
@@ -106,6 +114,8 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
     """Return the points that no other point dominates, by increasing first coordinate. A point dominates another point
     if it is at least as good in both coordinates and better in one.
     """
+    # Points are visited by decreasing first coordinate, and at equal first coordinates by decreasing second one.
+    # So a point is dominated unless its second coordinate exceeds that of all earlier points.
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
         if not corners or point[1] > corners[-1][1]:
@@ -120,8 +130,9 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels. Without panels, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
+    # All panels have the same axes, so that they can be compared.
     xlim, ylim = _axis_range([point.success for point in points]), _axis_range([point.safety for point in points])
-    high_in = 1.4 if len(value.panels) > 1 else 2.5
+    high_in = 1.4 if len(value.panels) > 1 else 2.5  # height of each panel in inches
     if len(value.suites) > 1:  # the only panel has a marker for each policy and suite
         high_in = 3.3
     return sheet.draw_panels(
@@ -138,6 +149,7 @@ def draw_tradeoff(value: Tradeoff) -> Figure:
 
 
 def _make_key(tradeoff: Tradeoff) -> list[sheet.KeyEntry]:
+    # Return the entries of the legend; the index `k` of an entry determines its color and its marker shape.
     if len(tradeoff.suites) < 2:
         return [sheet.KeyEntry(name, k) for k, name in enumerate(tradeoff.policies)]
     # Colors distinguish policies, and shapes distinguish suites.
@@ -148,6 +160,7 @@ def _make_key(tradeoff: Tradeoff) -> list[sheet.KeyEntry]:
 
 
 def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
+    # Return the ends of an axis in percent; without rates, the range of all percentages.
     band = sheet.percent_band(rates) if rates else np.array([0.0, 100.0])
     # The range contains all values and their intervals, and has free space on both sides.
     margin = 1 + 0.05 * np.ptp(band)
@@ -155,6 +168,7 @@ def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
 
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
+    # Draw the frontier, and a marker with two intervals for each point; `xlim` and `ylim` are in percent.
     if not panel.points:
         sheet.draw_empty(axes, "Success or safety is unknown for each policy.")
         return
@@ -162,7 +176,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
     axes.locator_params(nbins=6, integer=True)
     axes.grid(True)
     if panel.frontier:
-        # The frontier continues to the left and to the lower border of the panel.
+        # The frontier continues to the left and to the lower border of the panel, because it bounds a dominated area.
         left_end, lower_end = (xlim[0], panel.frontier[0][1]), (panel.frontier[-1][0], ylim[0])
         xs, ys = zip(left_end, *panel.frontier, lower_end, strict=True)
         axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
@@ -178,6 +192,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
 
 
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
+    # Return the notes below the figure: how to read it, the points that are not shown, and warnings.
     sentences = []
     points = [point for panel in tradeoff.panels for point in panel.points]
     if points:

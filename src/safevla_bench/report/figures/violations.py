@@ -32,9 +32,11 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     cells_by_suite: dict[str, list[Summary]] = {}
     for cell in cells:
         cells_by_suite.setdefault(cell.suite or "", []).append(cell)
+    # The rows are labeled with the policies' names, or with numbers if a name is wider than 1.3 inches.
     signs, is_numbered = sheet.series_signs(policies, 1.3)
     label_by_policy = dict(zip(policies, signs, strict=True))
     row_counts = [len(rows) for rows in cells_by_suite.values()]
+    # The height in inches: a fixed part, each row, and the title of each suite.
     figure = sheet.make_sheet("Violations by kind", 0.8 + 0.19 * sum(row_counts) + 0.22 * len(row_counts))
     if not row_counts:
         sheet.draw_empty(figure.subplots(), "There are no episodes.")
@@ -43,9 +45,11 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     for axes, (suite, suite_cells) in zip(grid, cells_by_suite.items(), strict=True):
         _draw_suite_rows(axes, suite_cells, kinds, [label_by_policy[policy_name(cell)] for cell in suite_cells])
         axes.set_title(sheet.wrap_text(suite, 2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
+    # The last column has the number of judged episodes.
     column_names = [*(kind.replace("_", "\n") for kind in kinds), "n"]
     top_axis = grid[0].secondary_xaxis("top")
     top_axis.set_xticks(range(len(column_names)), column_names)
+    # The padding in points leaves room for the title of the first suite.
     top_axis.tick_params(length=0, pad=sheet.SMALL + 3)
     top_axis.spines[:].set_visible(False)
     notes = [
@@ -59,6 +63,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 
 def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str], labels: Sequence[str]) -> None:
+    # Draw a row for each policy of one suite: a rate for each of `kinds`, then the number of judged episodes.
+    # Rows are at y = 0, 1, ..., and columns at x = 0, 1, ...; the first row is at the top.
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(cells) - 0.5, -0.5)
     axes.set_xticks([])
@@ -73,6 +79,7 @@ def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str],
 
 
 def _draw_rate(axes: Axes, x: int, y: int, rate: Rate | None) -> None:
+    # Draw one cell of the heat map, centered at (x, y).
     # The rate is None, or has no value, if no specification of this kind has a verdict.
     text, text_color = NO_VALUE, sheet.MUTED
     fill_color: ColorType = sheet.TINT
@@ -118,6 +125,7 @@ def compute_margins(scores: Scores) -> Margins:
     """
     policy_of_episode = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     policies = tuple(dict.fromkeys(policy_of_episode.tolist()))
+    # For each policy: a mask of its episodes with a verdict.
     judged_masks = [scores.is_judged & (policy_of_episode == policy) for policy in policies]
     blocks, silent = [], []
     for column in scores.scored_columns.tolist():
@@ -131,6 +139,8 @@ def compute_margins(scores: Scores) -> Margins:
 
 
 def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) -> MarginRow:
+    # Return one policy's margins to the limit in `column`; `series` is the policy's index, `is_selected` [E] a mask.
+    # ACTIVE means a verdict, and VACUOUS that the specification's condition never occurred.
     state = scores.state[column, is_selected]
     rho = scores.rho[column, is_selected][state == ACTIVE]
     # A violation that a Boolean signal decided has the robustness -inf, and so no margin.
@@ -148,8 +158,10 @@ def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) ->
 @sheet.figure_style()
 def draw_margins(value: Margins) -> Figure:
     """For each row, draw a box between the quartiles and a line from the smallest to the largest margin."""
+    # Rows are labeled with the policies' names, or with numbers if a name is wider than 0.9 inches.
     labels, is_numbered = sheet.series_signs(value.policies, 0.9)
     row_counts = [len(rows) for _, rows in value.blocks]
+    # The height in inches: a fixed part, each row, and the title of each specification.
     figure = sheet.make_sheet("Margins to each limit", 0.9 + 0.16 * sum(row_counts) + 0.2 * len(row_counts))
     if not row_counts:
         sheet.draw_empty(figure.subplots(), "No specification reached a verdict in any episode.")
@@ -159,7 +171,7 @@ def draw_margins(value: Margins) -> Figure:
         axes.set_title(spec_id)
         _draw_margin_block(axes, rows, labels, is_last=axes is grid[-1])
     _scale_margin_axis(grid[-1], value)
-    # Shade the margins below 0, and keep the limits of the axis.
+    # Shade the margins below 0 (violations). Shading may move the limits of the axis, so they are set again.
     left, right = grid[-1].get_xlim()
     for axes in grid:
         axes.axvspan(left, 0, color="#f6e7dc", linewidth=0, zorder=0)
@@ -170,6 +182,8 @@ def draw_margins(value: Margins) -> Figure:
 
 
 def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], labels: Sequence[str], *, is_last: bool) -> None:
+    # Draw the rows of one specification, one row per policy; `labels` has the label of each policy.
+    # The first row is at the top, with the greatest y. Only the last block has ticks on the shared axis.
     ys = range(len(rows) - 1, -1, -1)
     axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_yticks(ys, [labels[row.series] for row in rows], fontsize=sheet.SMALL)
@@ -189,6 +203,8 @@ def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], labels: Sequence[s
 
 
 def _scale_margin_axis(axes: Axes, margins: Margins) -> None:
+    # Make the shared horizontal axis linear from -1 to 1 and logarithmic beyond, since margins differ widely.
+    # The axis has room for all margins, and always shows at least the range from -0.8 to 0.8.
     extremes = [quantile for _, rows in margins.blocks for row in rows for quantile in row.quantiles or ()]
     axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
     axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
@@ -197,7 +213,8 @@ def _scale_margin_axis(axes: Axes, margins: Margins) -> None:
 
 
 def _draw_margins_of_row(axes: Axes, y: float, row: MarginRow) -> None:
-    if row.quantiles is None:
+    # Draw a line from the smallest to the largest margin, a box between the quartiles, and the median's marker.
+    if row.quantiles is None:  # no episode has a margin
         return
     least, lower, middle, upper, greatest = row.quantiles
     color = sheet.series_color(row.series)
@@ -207,6 +224,7 @@ def _draw_margins_of_row(axes: Axes, y: float, row: MarginRow) -> None:
 
 
 def _format_counts(row: MarginRow) -> str:
+    # Return the counts to the right of a row, such as `3/40 + 2 vac.`, which a note below the figure explains.
     if not row.n and not row.unmeasured:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""
@@ -215,6 +233,7 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(margins: Margins) -> list[str]:
+    # Return the notes below the figure: how to read it, specifications that it leaves out, and warnings.
     silent_notes = [f"Specifications without any margin: {', '.join(margins.silent)}."] if margins.silent else []
     return [
         "Margins below zero (shaded) are violations. Marker: median; box: quartiles; line: least to greatest margin. "

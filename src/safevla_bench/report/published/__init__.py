@@ -92,6 +92,7 @@ def load_published(name: str) -> PublishedResults:
 
 def matching_counts(printed: float, n: int) -> list[int]:
     """Return, in ascending order, all counts out of n whose percentages round to `printed` (with one decimal)."""
+    # `repr` gives the printed decimals exactly, whereas the float is only near them.
     nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1  # 0.1 % of n episodes are n / 1000 episodes
     return [
@@ -106,15 +107,18 @@ def printed_rate(printed: float | None, n: int) -> Rate:
     several counts do, the rate has the nearest count, and its interval covers the 95 % Wilson intervals of all of them.
     """
     counts = [] if printed is None else matching_counts(printed, n)
+    # The counts are ascending, and so are the ends of their intervals; without episodes, there is no interval.
     intervals = list(filter(None, (wilson_interval(count, n) for count in counts)))
     if printed is None or not intervals:
         return Rate.without_value(NOT_PRINTED)
+    # The count whose exact share is nearest to the printed percentage.
     count = min(counts, key=lambda candidate: abs(Fraction(candidate, n) - Fraction(repr(printed)) / 100))
     return Rate(count, n, count / n, (intervals[0].low, intervals[-1].high))
 
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
     """Return the reasons why published rows are not comparable; each reason begins with the labels of its rows."""
+    # The inner dictionary serves as a set that keeps the order of labels.
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:
         for reason in row.incomparable:
@@ -124,8 +128,8 @@ def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> t
 
 def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMean | None:
     """Return the mean that the paper prints for a policy `paper:NAME` over exactly these suites; None = not printed."""
-    means = load_published(PAPER).means
-    for mean in means:
+    # `PREFIX` is `paper:`, which distinguishes printed results from recorded policies.
+    for mean in load_published(PAPER).means:
         if f"{PREFIX}{mean.policy}" == policy and set(mean.benchmarks) == set(benchmarks):
             return mean
     return None
@@ -136,5 +140,6 @@ def find_paper_cells(name: str) -> list[PublishedCell]:
     cells = load_published(PAPER).cells
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen
+    # A policy has a cell for each suite, and `fromkeys` removes the duplicates.
     names = ", ".join(dict.fromkeys(f"{PREFIX}{cell.policy}" for cell in cells))
     raise RunError(f"the paper has no results of policy {name.removeprefix(PREFIX)!r}", remedy=f"Policies: {names}.")

@@ -51,6 +51,7 @@ def template_environment() -> Environment:
 
 @lru_cache(maxsize=1 << 14)
 def _breakable_name(name: str) -> Markup:
+    # Return the name as HTML with optional line breaks (`<wbr>`); markup in the name is escaped.
     # A line may break after _ / : or -, and before a letter that follows a dot, but never before a percent sign.
     parts = re.split(r"(?<=[_/:-])|(?<=\.)(?=[A-Za-z])", escape_controls(name).replace(" %", "\u00a0%"))
     return Markup("<wbr>").join(parts)
@@ -70,6 +71,7 @@ def content_security_policy(style: str, *scripts: str) -> str:
     """Return a Content-Security-Policy that allows only this style sheet, these scripts and images in `data:` URIs.
     Empty scripts are ignored; if all are empty, no script may run.
     """
+    # Browsers then ignore any style or script whose SHA-256 digest is not listed.
     styles = f"style-src '{_source_digest(style)}';"
     digests = " ".join(f"'{_source_digest(script)}'" for script in scripts if script)
     allowed = f" script-src {digests};" if digests else ""
@@ -77,6 +79,7 @@ def content_security_policy(style: str, *scripts: str) -> str:
 
 
 def _source_digest(text: str) -> str:
+    # Return a source expression of a Content-Security-Policy: `sha256-` and the digest in base64.
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
@@ -94,6 +97,7 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
     require_choice("format", form, get_args(TableFormat))
     if form == "json":
         return render_json(tables)
+    # In LaTeX, tables are floats, which may be far apart, so each table keeps its remarks.
     tables = list(_drop_repeated_notes(tables, merge_remarks=form != "tex"))
     if form == "html":
         return render_html(tables)
@@ -120,6 +124,7 @@ def render_json(tables: Sequence[Table]) -> str:
     """Return the tables as a JSON list, with all fields of every cell."""
     documents = msgspec.to_builtins(list(tables))
     for document in documents:
+        # A column also has a field `value`, which is None in a finished table.
         document["columns"] = [{key: column[key] for key in _COLUMN_KEYS} for column in document["columns"]]
     return json.dumps(documents, indent=2) + "\n"
 

@@ -38,12 +38,14 @@ def render_latex(table: Table) -> str:
     table = drop_empty_columns(table)
     # `line_width` is the number of characters on a line of the whole page (80) or of one column of the page (40).
     environment, line_width = ("table*", 80) if _table_width(table) > _COLUMN_WIDTH else ("table", 40)
+    # Text columns with a long text in any row are wrapped to 35 % of the line.
     text_columns = [k for k, column in enumerate(table.columns) if not column.numeric]
     wrapped_columns = [
         k for k in text_columns if any(max(len(row[k].text), len(row[k].below)) > _TEXT_WIDTH for row in table.rows)
     ]
     column_types = ["r" if column.numeric else "l" for column in table.columns]
     column_types = [r"p{0.35\linewidth}" if k in wrapped_columns else kind for k, kind in enumerate(column_types)]
+    # The height of a row in lines is estimated from its longest wrapped text; it is at least 1.
     row_heights = [
         max([1, *(_count_lines(row[k].text + row[k].below, 0.4 * line_width) for k in wrapped_columns)])
         for row in table.rows
@@ -52,6 +54,7 @@ def render_latex(table: Table) -> str:
         _join_cells(_wrap_cell(_latex_cell(cell), k in wrapped_columns) for k, cell in enumerate(row))
         for row in table.rows
     ]
+    # Each slice is one part of the table; all notes follow the last part.
     row_slices = _split_rows(row_heights, sum(_count_lines(note, line_width) for note in table.footnotes))
     return fill_template(
         "safevla_bench.report",
@@ -68,6 +71,7 @@ def render_latex(table: Table) -> str:
 
 
 def _count_lines(text: str, width: float) -> int:
+    # Return how many lines of `width` characters a text needs, at least approximately; 0 for an empty text.
     return ceil(len(text) / width)
 
 
@@ -85,16 +89,18 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
 
 
 def _table_width(table: Table) -> int:
+    # Return the width of the table in characters, with a gap of 2 between columns; wrapped columns count at most 40.
     width = 0  # width of the columns so far, in characters
     for k, column in enumerate(table.columns):
-        longest = max(
-            [len(row[k].text) + len(row[k].below) for row in table.rows] + [*map(len, _heading_lines(column))]
-        )
+        cell_lengths = [len(row[k].text) + len(row[k].below) for row in table.rows]
+        longest = max([*cell_lengths, *map(len, _heading_lines(column))])
         width += 2 + (longest if column.numeric else min(longest, _TEXT_WIDTH))
     return width
 
 
 def _wrap_cell(text: str, is_wrapped: bool) -> str:
+    # Return LaTeX for a cell that may break at spaces and after underscores, without justification.
+    # If the cell's column is not wrapped, or the cell is empty, return it unchanged.
     if not is_wrapped or not text:
         return text
     return rf"{{\raggedright {text.replace(_UNDERSCORE, _UNDERSCORE + _BREAK)}\par}}"
@@ -104,19 +110,20 @@ _UNDERSCORE, _BREAK = r"\_", r"\allowbreak{}"
 
 
 def _join_cells(cells: Iterable[str]) -> str:
+    # Return a row of a LaTeX table.
     return " & ".join(cells) + r" \\"
 
 
 def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
+    # Return the two lines above the columns' names; [] if no column belongs to a group.
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
     # One line has the groups' names, and the next line has horizontal rules. LaTeX counts columns from 1.
     headings, rules, first_column = [], [], 1
     for group, count in spans:
-        headings.append(
-            rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else " & ".join([""] * count)
-        )
+        empty_cells = " & ".join([""] * count)  # for columns without a group
+        headings.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else empty_cells)
         if group:
             rules.append(rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}")
         first_column += count
@@ -124,16 +131,19 @@ def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
 
 
 def _column_heading(column: Column) -> str:
+    # Return the heading in LaTeX; several lines are stacked in one cell.
     lines = [_escape_latex(line) for line in _heading_lines(column)]
     stacked = r" \\ ".join(lines)
     return lines[0] if len(lines) == 1 else rf"\shortstack[r]{{{stacked}}}"
 
 
 def _heading_lines(column: Column) -> list[str]:
+    # Return the lines of the column's name; only the names of numeric columns are wrapped.
     return wrap_line(escape_controls(column.name), _HEADING_WIDTH, _NAME_PARTS) if column.numeric else [column.name]
 
 
 def _latex_cell(cell: Cell) -> str:
+    # Return the cell in LaTeX: the best value and totals in bold, a mark as superscript, and details in small print.
     shown = _escape_latex(cell.text)
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"
@@ -146,6 +156,7 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _greek_command(letter: str) -> str:
+    # Return the LaTeX command of a Greek letter, without the backslash, such as `alpha` or `Delta`.
     # The last word of a letter's Unicode name is its LaTeX command. Only lambda has another spelling in Unicode.
     name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
     return name.lower() if letter.islower() else name.title()
@@ -173,5 +184,5 @@ _SPECIAL: dict[str, str | int | None] = {
 
 
 def _escape_latex(text: str) -> str:
-    # TeX would turn two consecutive hyphens into a dash.
+    # TeX would turn two consecutive hyphens into a dash, so a soft hyphen separates them; `_SPECIAL` makes it `{}`.
     return re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text)).translate(str.maketrans(_SPECIAL))

@@ -29,10 +29,12 @@ def render_text(table: Table, width: int | None = None) -> str:
     table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
     all begin with the text columns that identify the rows. Only a long word or number makes a line wider than `width`.
     """
+    # Details of the rows' names are not shown in the rows, but by a mark and a note.
     mark_by_detail = _assign_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_cell(row[0], mark_by_detail), *row[1:])]
     has_tall_row = any(len(_cell_lines(cell)) > 1 for cell in cells)
     lines = [wrap_text(escape_controls(table.title)), ""]
+    # Each part has some of the columns: its heading, then its rows.
     for head, *rows in _format_parts(table, mark_by_detail, width):
         # An empty line follows each row if any row has several lines; otherwise, it only follows the last row.
         lines += [head, *(f"{row}\n" for row in rows)] if has_tall_row else [head, *rows, ""]
@@ -43,26 +45,28 @@ def render_text(table: Table, width: int | None = None) -> str:
 def render_summary(tables: Sequence[Table]) -> str:
     """Return the tables in compact form, without notes. A list at the end explains the marks and has the remarks."""
     mark_by_detail = _assign_marks(tables)
-    bodies: list[str] = []
+    bodies: list[str] = []  # the lines of all tables, with empty lines between parts
     for table in tables:
         bodies.append(wrap_text(escape_controls(table.title)))
         bodies += [line for part in _format_parts(table, mark_by_detail) for line in (*part, "")]
+    # Each remark is shown once, even if several tables have it.
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
-    interval_note = (
-        ["Below each value is its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
-    )
+    has_interval = any(cell.interval and cell.below for cell in cells)
+    interval_note = ["Below each value is its 95 % interval."] if has_interval else []
     list_items = [*(f"{note}." for note in _mark_notes(mark_by_detail)), *interval_note, *remarks]
     return "\n".join([*bodies, *(wrap_text(f"- {escape_controls(line)}") for line in list_items)]) + "\n"
 
 
 def _format_parts(table: Table, mark_by_detail: Mapping[str, str], width: int | None = None) -> Iterator[list[str]]:
+    # Yield the lines of each part; a table has several parts if it is wider than `width` (None = the terminal).
+    # `mark_by_detail` maps details of the rows' first cells to the marks that replace them.
     max_width = terminal_width() if width is None else width
     # The lines of each cell: [row][column][line].
     grid = [[_cell_lines(_mark_cell(row[0], mark_by_detail)), *map(_cell_lines, row[1:])] for row in table.rows]
     headings = _column_headings(table.columns)
     natural_widths, least_widths = _column_widths(table.columns, headings, grid)
-    # Each part of the table has its heading first, and then its rows.
+    # `part` is a list of column indices. Each part of the table has its heading first, and then its rows.
     for part in _divide_columns(table.columns, grid, least_widths, max_width):
         columns = [table.columns[k] for k in part]
         widths, gap = _fit_widths([natural_widths[k] for k in part], [least_widths[k] for k in part], max_width)
@@ -76,6 +80,8 @@ _NAME_MARKS = "°§¶"
 
 def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
     # Return a mapping from each detail in a row's first cell to its mark; {} if there are more details than marks.
+    # A mark is a sign such as ° that refers to a note below the table.
+    # Tables whose first column is numeric have no names to mark, and an interval is not a remark on a name.
     named_tables = [table for table in tables if not table.columns[0].numeric]
     first_cells = [row[0] for table in named_tables for row in table.rows]
     details = list(dict.fromkeys(cell.detail for cell in first_cells if cell.detail and not cell.interval))
@@ -83,22 +89,26 @@ def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
 
 
 def _mark_notes(mark_by_detail: Mapping[str, str]) -> list[str]:
+    # Return the notes that explain the marks.
     return [f"{mark} {detail}" for detail, mark in mark_by_detail.items()]
 
 
 def _mark_cell(cell: Cell, mark_by_detail: Mapping[str, str]) -> Cell:
+    # Return the cell with a mark instead of its detail; a cell whose detail has no mark is returned unchanged.
     if cell.detail not in mark_by_detail:
         return cell
     return replace(cell, detail="", mark=cell.mark + mark_by_detail[cell.detail])
 
 
 def _column_headings(columns: Sequence[Column]) -> list[list[str]]:
+    # Return the lines of each heading: [name], or [group, name] for all columns if any column has a group.
     is_grouped = any(column.group for column in columns)
     headings = [[column.group, column.name] if is_grouped else [column.name] for column in columns]
     return [[*map(escape_controls, heading)] for heading in headings]
 
 
 def _align_headings(headings: Sequence[Sequence[str]], widths: Sequence[int]) -> list[list[str]]:
+    # Return the headings, all with the same number of lines; a heading is [name] or [group, name].
     if all(len(heading) == 1 for heading in headings):
         return [list(heading) for heading in headings]
     # Wrap the names of groups, and put empty lines above short ones, so that the names of all columns are on one line.
@@ -111,6 +121,7 @@ def _align_headings(headings: Sequence[Sequence[str]], widths: Sequence[int]) ->
 
 
 def _cell_lines(cell: Cell) -> list[str]:
+    # Return the one or two lines of a cell: its text with its mark, and its details; [""] if both are empty.
     # Plain text has no bold, so the best value is between asterisks, as in Markdown.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
     return [escape_controls(line) for line in (shown + cell.mark, cell.below) if line] or [""]
@@ -120,12 +131,15 @@ def _column_widths(
     columns: Sequence[Column], headings: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
 ) -> tuple[list[int], list[int]]:
     """Return each column's width without wrapping, and the minimum width at which no word or number is split."""
+    # `rows` has the lines of each cell: [row][column][line].
     natural, least = [], []
     for k, column in enumerate(columns):
         value_lines = [line for row in rows for line in row[k]]
-        # Numbers are never wrapped.
-        wrappable, unbreakable = (headings[k], value_lines) if column.numeric else ([*headings[k], *value_lines], [])
+        # Numbers are never wrapped, but the headings above them are.
+        wrappable = headings[k] if column.numeric else [*headings[k], *value_lines]
+        unbreakable = value_lines if column.numeric else []
         words = [word.rstrip() for line in wrappable for word in split_words(line)]
+        # `cell_len` is the width on the terminal; some characters are two wide.
         longest = max(map(cell_len, wrappable))
         least.append(max(map(cell_len, ("", *words, *unbreakable))))
         natural.append(max(least[k], min(longest, _HEADING_WIDTH)) if column.numeric else longest)
@@ -135,18 +149,22 @@ def _column_widths(
 def _divide_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least_widths: Sequence[int], max_width: int
 ) -> Iterator[list[int]]:
+    # Yield the columns (indices) of each part of the table, so that each part fits into `max_width` if possible.
     # Every part of the table begins with a key: as many of the first text columns as are needed to identify each row.
     # If no text columns identify each row, the key is the first text column; without text columns, the first column.
     # The key loses its last columns until it takes at most half of the width or has only one column.
     text_columns = [k for k, column in enumerate(columns) if not column.numeric]
     candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
+    # `str` makes the lists of lines hashable, for a set of the different keys.
     identifying = (key for key in candidates if len({str([row[k] for k in key]) for row in rows}) == len(rows))
     key = next(identifying, text_columns[:1] or [0])
     while len(key) > 1 and 2 * sum(least_widths[k] + 1 for k in key) > max_width:
         key.pop()
     part = [*key]
+    # Add the other columns in their order; begin a new part if a column does not fit. Gaps are 1 wide.
     for k in sorted({*range(len(columns))} - {*key}):
         width_with_column = sum(least_widths[column] + 1 for column in part) + least_widths[k]
+        # Each part has at least one column in addition to the key, even if it does not fit.
         if len(part) > len(key) and width_with_column > max_width:
             yield sorted(part)
             part = [*key]
@@ -159,6 +177,7 @@ def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_
     # Choose the widest gap with which the columns fit: without wrapping if possible, else at their minimum widths.
     # Then narrow the widest columns until the row fits, or until all columns have their minimum widths.
     widths, gap_count = [*natural_widths], len(natural_widths) - 1
+    # All combinations, best first: (width of the columns without gaps, width of a gap).
     options = [(total, gap) for total in (sum(natural_widths), sum(least_widths)) for gap in _GAP_WIDTHS]
     fitting_gaps = [gap for total, gap in options if total + gap * gap_count <= max_width]
     gap = fitting_gaps[0] if fitting_gaps else _GAP_WIDTHS[1]
@@ -171,11 +190,12 @@ def _fit_widths(natural_widths: Sequence[int], least_widths: Sequence[int], max_
 
 
 def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], gap: str) -> str:
+    # Return one row as text, which has several lines if a cell has several lines or is wrapped to its column's width.
     cell_lines = [
         [text for line in cell for text in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
     ]
     lines = []
-    for line_parts in zip_longest(*cell_lines, fillvalue=""):
+    for line_parts in zip_longest(*cell_lines, fillvalue=""):  # shorter cells get empty lines
         padded = []
         for text, column_width, column in zip(line_parts, widths, columns, strict=True):
             padding = " " * (column_width - cell_len(text))
@@ -190,11 +210,13 @@ def render_markdown(table: Table) -> str:
     alignments = ["---:" if column.numeric else ":---" for column in table.columns]
     rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
     lines = [f"| {' | '.join(row)} |" for row in [headings, alignments, *rows]]
+    # Each note is a paragraph, so an empty line precedes it.
     notes = [part for note in table.footnotes for part in ("", _escape_markdown(note))]
     return "\n".join([f"**{_escape_markdown(table.title)}**", "", *lines, *notes]) + "\n"
 
 
 def _markdown_cell(cell: Cell) -> str:
+    # Return the cell in Markdown: the best value in bold, then its mark, then details in parentheses.
     shown = _escape_markdown(cell.text)
     shown = f"**{shown}**" if cell.emphasis == "best" and shown else shown
     shown += cell.mark
@@ -208,11 +230,14 @@ _WORD = re.compile(r"([\s`|\\]+)")
 def _escape_markdown(text: str) -> str:
     # Return the text with Markdown syntax and links escaped. A word with a dot after an @ may be an e-mail address.
     # Such a word becomes a code span, because renderers make links even of escaped e-mail addresses.
+    # `_WORD` splits at spaces, backticks, bars and backslashes, and keeps them as pieces.
     pieces = _WORD.split(escape_controls(text))
+    # The slice requires a character before the @, and `[2]` is the text after the @.
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
 
 
 def _escape_word(word: str) -> str:
+    # Return the word with backslashes before Markdown syntax, and in links also before the characters that make links.
     special_characters = "\\`*_[]<>|~#&$" + (":/.@" if _LINKS.search(word) else "")
     return "".join(f"\\{character}" if character in special_characters else character for character in word)
 
@@ -233,6 +258,7 @@ def render_csv(table: Table) -> str:
     formula gets an apostrophe at its beginning; a number never gets one.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
+    # Each CSV column is the index of a table's column and a suffix, such as `low`; "" = the value itself.
     columns = [
         (k, suffix) for k in range(len(table.columns)) for suffix in _csv_suffixes([row[k] for row in table.rows])
     ]
@@ -242,6 +268,7 @@ def render_csv(table: Table) -> str:
 
 
 def _write_csv(rows: Iterable[Sequence[str]]) -> str:
+    # Return the fields as CSV text, with quotation marks where CSV needs them.
     sink = io.StringIO()
     _csv.writer(sink, lineterminator="\n").writerows(rows)
     return sink.getvalue()
@@ -256,6 +283,7 @@ def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) 
 
 
 def _csv_value(value: object) -> str:
+    # Return a field: "" for an unknown value, `true` or `false`, an exact number, or text that is no formula.
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -268,7 +296,7 @@ def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
     suffixes = [""]
     if any(cell.interval for cell in column):
         suffixes += ["low", "high"]
-    if any(cell.of is not None for cell in column):
+    if any(cell.of is not None for cell in column):  # the value's n differs from that of the row
         suffixes.append("n")
     if any(cell.detail and not cell.interval for cell in column):
         suffixes.append("note")
@@ -276,12 +304,15 @@ def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
 
 
 def _csv_field(cell: Cell, suffix: str) -> str:
+    # Return the field of a cell in the CSV column with this suffix; "" if the cell has no such fact.
     if suffix in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[0 if suffix == "low" else 1])
     if suffix == "n":
         return "" if cell.of is None else repr(cell.of)
     if suffix == "note":
+        # With an interval, `detail` is only this interval as text.
         return "" if cell.interval else spreadsheet_text(cell.detail)
+    # The column of values: an exact number if there is one, else the text.
     if cell.value is not None:
         return repr(cell.value)
     return "" if cell.text == NO_VALUE else spreadsheet_text(cell.text)
@@ -289,4 +320,5 @@ def _csv_field(cell: Cell, suffix: str) -> str:
 
 def spreadsheet_text(text: str) -> str:
     """Return the text with control characters escaped, and with an apostrophe before text that looks like a formula."""
+    # `_FORMULA` matches the empty text before a formula, where the apostrophe is inserted.
     return _FORMULA.sub("'", escape_controls(text))

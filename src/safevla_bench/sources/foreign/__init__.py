@@ -45,6 +45,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
     Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """
+    # A folder with recordings of vla-evaluation-harness is read as such, even if it has other recordings.
     with limit_memory(path):
         files = recording_files(path)
         if files:
@@ -111,6 +112,7 @@ def read_results(path: Path) -> ForeignResults:
 
 def _read_outcome(value: object, field: str, outcomes: Mapping[Any, T]) -> T:
     # Return the meaning of a field's value. Raise `ValueError` if the value is not one of `outcomes`.
+    # `outcomes` maps each valid value in the file to its meaning, such as "fail" to False.
     for known, outcome in outcomes.items():
         if value == known:
             return outcome
@@ -163,6 +165,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 
 def _read_harness_results(path: Path) -> ForeignResults:
+    # Reads the SQLite file of a recording. `eval_id` identifies an evaluation of one benchmark.
     with closing(_open_recording(path)) as connection:
         metadata_by_id = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
         suites = {eval_id: str(metadata.get("benchmark") or eval_id) for eval_id, metadata in metadata_by_id.items()}
@@ -209,6 +212,7 @@ _STEPS = "SELECT fields FROM step_rows WHERE sid = ? AND eid = ? ORDER BY step_i
 
 
 def _is_sqlite(path: Path) -> bool:
+    # Returns whether the file begins like an SQLite database; False if it cannot be read.
     try:
         with open_input(path) as stream:
             return stream.read(len(_HEADER)) == _HEADER
@@ -226,8 +230,9 @@ def recording_files(path: Path) -> list[Path]:
 
 def _open_recording(path: Path) -> sqlite3.Connection:
     # Only plain tables are accepted, since a view or a computed column could generate any amount of data.
-    open_input(path).close()
+    open_input(path).close()  # raises our errors for a missing or unreadable file, unlike SQLite
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    # A larger text or blob raises an error.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
         query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores case in names
@@ -242,6 +247,7 @@ def _open_recording(path: Path) -> sqlite3.Connection:
 
 
 def _read_recording(path: Path) -> list[RecordedActions]:
+    # Returns the episodes with actions in a recording of the harness. Raises `RecordError` if there are none.
     try:
         with closing(_open_recording(path)) as connection:
             episodes = list(_read_episodes(path, connection))
@@ -263,6 +269,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
+    # `sid` is the process that ran the episode, `eid` the episode in it, and `eval_id` its evaluation.
     # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
     policy_by_id = {
         str(eval_id): (str(policy), _libero_parameters(load_json(text)))
@@ -272,12 +279,13 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
     resets = 0
     for sid, eid, eval_id, task, episode_id, status, steps, text in connection.execute(_EPISODES):
         policy, parameters = policy_by_id.get(str(eval_id), ("", None))
-        if parameters is None:
+        if parameters is None:  # another benchmark than LIBERO
             continue
         context = load_json(text)
         # A process of the harness keeps its environment while the task stays the same.
         # The environment is seeded only once, on creation.
         environment = (str(sid), str(eval_id), str(context["task_id"]))
+        # Number of resets before this episode, which a replay repeats, since each reset draws random numbers.
         resets = resets + 1 if environment == last_environment else 0
         last_environment = environment
         rows = []
@@ -286,6 +294,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             fields = [field for field in ("action", "state") if field in step]
             rows.append({field: list(step[field])[:_MAX_STEP_NUMBERS] for field in fields})
         has_all_actions = bool(rows) and all("action" in row for row in rows)
+        # Episodes without an outcome or actions are skipped, but their resets count.
         if status not in ("success", "fail") or not has_all_actions:
             continue
         place = Place(str(path), episode=f"{task}, episode {episode_id}")
@@ -320,14 +329,16 @@ def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if config.get("benchmark") != _LIBERO:
         return None
     requested = (metadata.get("server_info") or {}).get("observation_params") or {}
+    # The configuration overrides what the model server requested, and both override the defaults.
     parameters = {**_DEFAULTS, **requested, **(config.get("params") or {})}
+    # The harness seeds the environment with `seed`, unless `env_seed` is given.
     if parameters.get("env_seed") is None:
         parameters["env_seed"] = parameters["seed"]
     return parameters
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, place: Place) -> Floats:
-    # Returns the values of a field in all steps, [steps, size].
+    # Returns the values of a field, such as `action`, in all steps, [steps, size]. `place` is the episode, for errors.
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has a wrong shape or numbers that are not finite; its shape is {values.shape}"

@@ -95,11 +95,14 @@ class RecordedActions:
         """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
         name, else the instruction; False if none is recorded. `libero_spatial` and `libero-spatial` count as equal.
         """
+        # `benchmark` is recorded by LeRobot and vla-evaluation-harness, and the task's name by HDF5 files.
+        # An unknown suite matches any.
         suite = self.suite if self.benchmark is None else self.benchmark
         is_same_suite = suite is None or suite.replace("_", "-") == task.benchmark.replace("_", "-")
         if self.benchmark is not None:
             return is_same_suite and self.task_id in (task.task_id, f"task_{task.index}")
         if self.task is not None:
+            # A task's name may be the path of its BDDL file.
             return is_same_suite and self.task == task.name.rpartition("/")[2].removesuffix(".bddl")
         task_instruction = _normalize_instruction(task.instruction)
         return self.instruction is not None and _normalize_instruction(self.instruction) == task_instruction
@@ -145,8 +148,10 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
         remedy = f"Install it: {install_command('hdf5')}"
         raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=Place(file=str(path)))
     with translated_errors(path, hdf5_child.REMEDY), open_input(path) as stream:
+        # CPU time that the child process may use, by the size of the file.
         seconds = _CHILD_SECONDS + os.fstat(stream.fileno()).st_size // _CHILD_BYTES_PER_S
         output = _run_child(stream.fileno(), seconds)
+        # The first line is JSON with the shapes; the float64 numbers follow.
         end = output.index(b"\n") + 1
         answer = msgspec.json.decode(output[:end], type=_Answer)
         if answer.error is not None:
@@ -158,7 +163,9 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 
 
 def _run_child(descriptor: int, seconds: int) -> bytes:
-    # Returns the bytes that the child process writes to stdout.
+    # Returns the bytes that the child process writes to stdout. Raises `RecordError` if it crashes or takes too long.
+    # `descriptor` is the number of the open file, and `seconds` the limit on CPU time.
+    # `-P` leaves the script's folder out of the search path, so that no module there replaces a library.
     command = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     python_path = os.pathsep.join(filter(None, sys.path))
     # Fewer threads reserve less memory.
@@ -178,6 +185,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
     except subprocess.TimeoutExpired:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
     code = process.returncode  # if a signal ended the process: minus the signal's number
+    # The kernel sends SIGXCPU at the soft limit on CPU time, and SIGKILL at the hard limit or without memory.
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         problem = f"reading the file took more than {seconds} s of processor time"
         problem += ", or the machine's memory ran out" if -code == signal.SIGKILL else ""
@@ -191,6 +199,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
 def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Iterator[RecordedActions]:
     # Yields the demonstrations. `numbers` are the actions and states of each demonstration, one after the other.
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
+    # The child process is not trusted, since a damaged file may have confused it.
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
     remaining = numbers
@@ -223,7 +232,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
         for frames in read_frames(folder, ["action"]):
             if isinstance(frames, RecordError):
                 if frames.place.episode is not None:
-                    raise frames
+                    raise frames  # an incomplete episode cannot be replayed
                 warn_once(str(folder), frames.problem)  # whole episodes are missing; all other episodes are complete
                 continue
             actions = feature_matrix(frames, "action")
@@ -248,6 +257,7 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
     if match is None:
         yield from episodes
         return
+    # `environment_text` is the number K of the environment; None = there is only one.
     recording_path, suite, task, environment_text = match.groups()
     environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
     for number, episode in enumerate(episodes):
@@ -277,6 +287,7 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
         datasets = [info.parents[1] for depth in ("*", "*/*") for info in sorted(path.glob(f"{depth}/{INFO}"))]
         if datasets:
             return [episode for folder in datasets for episode in read_dataset(folder)]
+        # Datasets win over HDF5 files in the same folder.
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
         if not files:
             return None

@@ -25,10 +25,12 @@ class Refusal(Exception):
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
     """Write the demonstrations of the open file to stdout."""
+    # A line of JSON has the facts, or an error (null = out of memory); then follow all numbers as float64.
+    # `descriptor` is the number of the open file. The limits are `memory` [bytes] and `seconds` of CPU time.
     _lower_limit(resource.RLIMIT_CORE, 0)
     _lower_limit(resource.RLIMIT_CPU, seconds)
     _lower_limit(resource.RLIMIT_DATA, memory)
-    matrices: list[Any] = []
+    matrices: list[Any] = []  # NumPy arrays: the actions and (if present) the states of each demonstration
     try:
         import h5py
 
@@ -49,13 +51,14 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
 
 
 def _lower_limit(resource_kind: int, limit: int) -> None:
-    # Sets the soft limit, which must not exceed the hard limit.
+    # Sets the soft limit, which must not exceed the hard limit. A limit of 0 on RLIMIT_CORE means no core dump.
     hard_limit = resource.getrlimit(resource_kind)[1]
     soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
     resource.setrlimit(resource_kind, (soft_limit, hard_limit))
 
 
 def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: str | None = None) -> NoReturn:
+    # Raises `Refusal`, which `main` writes as JSON. `demo` and `field` say where the problem is; None = unknown.
     raise Refusal(problem, remedy, demo, field)
 
 
@@ -72,6 +75,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
         demo = _read_item(data, name, h5py.Group)
         actions = _read_matrix(demo, name, "actions")
         states = _read_matrix(demo, name, "states") if "states" in demo else None
+        # A state precedes each action; a further one may follow the last action.
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
             remedy = "Write one state before each action, and optionally one after the last."
             _refuse(f"{len(states)} states, but {len(actions)} actions", remedy, name, "states")
@@ -89,6 +93,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
     """Return an item of a group. Raises `Refusal` if it is missing, has another type than `kind`, or is a link."""
+    # `kind` is a class of h5py. `demo` is the name of the demonstration that has the item, for errors; None = none.
     import h5py
 
     field = name if demo else None
@@ -104,14 +109,16 @@ def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> An
 
 
 def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
+    # Returns a dataset of a demonstration as float64, [steps, k]. Raises `Refusal` if it is not a matrix of numbers.
     import h5py
     import numpy as np
 
     rows = _read_item(demo, field, h5py.Dataset, demo_name)
+    # Such a dataset reads another file, which a hostile file must not do.
     if rows.is_virtual or rows.external:
         _refuse("the numbers are stored in another file", "Store the numbers in this file.", demo_name, field)
     remedy = "Write one row of numbers per step."
-    if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:
+    if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:  # Booleans, integers, floats
         _refuse(f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", remedy, demo_name, field)
     try:
         return np.asarray(rows, dtype="<f8")
@@ -122,6 +129,7 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
     # Returns the suite, the task and the instruction; None = not stated.
     # Without a BDDL file, the environment's name is the task.
+    # A BDDL file describes a task of LIBERO: `SUITE/TASK.bddl`.
     bddl_file = _decode_text(attributes.get("bddl_file_name"))
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
     instruction = instruction.strip('"') if instruction else None
@@ -136,7 +144,7 @@ def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
 
 
 def _parse_json(text: object) -> dict[str, Any]:
-    # Returns the JSON object in the text; {} if the text is missing or is not a JSON object.
+    # Returns the JSON object in an attribute; {} if the attribute is missing or is not the text of a JSON object.
     try:
         tree = json.loads(_decode_text(text) or "{}")
     except (ValueError, RecursionError):
@@ -155,11 +163,12 @@ def _decode_text(value: object) -> str | None:
 
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
-    # Return (name, pose) of each named top-level body without a free joint.
+    # Return (name, pose) of each named top-level body without a free joint. `xml` is MuJoCo's XML, None = missing.
     # A pose [7] is a position [m] and a quaternion wxyz.
     if not xml or not xml.lstrip().startswith("<"):  # the text is missing, or is only a file name, as in robosuite 1.0
         return []
     remedy = "Copy the file again. Or remove this attribute, so that the simulator places the fixtures."
+    # Entities can expand to any amount of text.
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
         _refuse("the model declares XML entities", remedy, demo, "model_file")
     try:
@@ -167,6 +176,7 @@ def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]
         for body in ElementTree.fromstring(xml).findall("worldbody/body[@name]"):
             if body.find("freejoint") is not None or body.find("joint[@type='free']") is not None:
                 continue
+            # MuJoCo's defaults are the origin and no rotation.
             numbers = f"{body.get('pos', '0 0 0')} {body.get('quat', '1 0 0 0')}".split()
             name, pose = body.attrib["name"], [float(number) for number in numbers]
             if name and len(pose) == 7:

@@ -35,6 +35,8 @@ class Log:
         """Yield a batch for each valid episode, and an error for each invalid episode. `wanted` are the indices of the
         episodes to read; None = all. Errors are yielded, not raised. A log that cannot be read yields one error.
         """
+        # A batch has the records of an episode.
+        # The file for errors that name no file: in a dataset, they are about the mapping.
         location = self.path if self.recordings else self.mapping_file or self.path
         try:
             yield from limit_each(self.path, self._build_episodes(wanted))
@@ -42,8 +44,10 @@ class Log:
             yield error.with_place(Place(file=str(location)))
 
     def _build_episodes(self, wanted: Collection[int] | None) -> Iterator[Batch | RecordError]:
+        # Yields the batch of each episode whose index is in `wanted` (None = all), or the episode's error.
         self.require_mapping()
         recording_names = [recording.name for recording in self.recordings]
+        # Ids of tasks come from the names of recordings, or from a dataset's instructions.
         tasks = records.name_tasks(recording_names or lerobot.read_instructions(self.path).values())
         episode_names = set[str]()
         for episode in self.read_logged(wanted):
@@ -57,19 +61,22 @@ class Log:
                 yield records.build_episode(episode, self.mapping, tasks)
             except RecordError as error:
                 yield error.with_place(Place(file=episode.file, episode=episode.name))
+        # Refuse outcomes in the mapping for episodes that do not exist, which are probably misspelled names.
         all_facts = (self.mapping.episode, *self.mapping.trials)
         unknown_names = {name for facts in all_facts for name in facts.outcomes} - episode_names
-        if unknown_names and wanted is None:
+        if unknown_names and wanted is None:  # if only some episodes are read, other names are unknown
             remedy = f"Correct the name. The episodes are: {', '.join(sorted(episode_names)[:_MOST_NAMED])}."
             problem = f"there is no episode named {min(unknown_names)!r}"
             refuse_field(problem, escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
         """Yield each episode, or the episode's error. Raises `RecordError` if a LeRobot dataset cannot be read."""
+        # `wanted` are the indices of the episodes to read; None = all. `build_episode` later makes records of them.
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
-        index = 0  # index of the next episode in the log; without trials, each recording is one episode
+        index = 0  # index in the log of the next episode
         for recording in self.recordings:
+            # Without trials, a recording is one episode; an episode that is not wanted is not read.
             if wanted is not None and not self.mapping.trials and index not in wanted:
                 index += 1
                 continue
@@ -79,11 +86,13 @@ class Log:
                         yield episode
                     index += 1
             except RecordError as error:
+                # The recording is unreadable, and counts as one episode.
                 yield error.with_place(Place(file=str(recording.parts[0])))
                 index += 1
 
     def require_mapping(self) -> None:
         """Raise `MappingNeededError`, with a proposal, without a mapping; raise `RecordError` for a damaged log."""
+        # A mapping that assigns any topic or feature is enough.
         if self.mapping.sources:
             return
         try:
@@ -103,9 +112,10 @@ class Log:
         if not self.recordings:
             dataset = lerobot.open_dataset(self.path)
             return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot
-        topics = recordings.scan_topics(self.recordings[0].parts)
+        topics = recordings.scan_topics(self.recordings[0].parts)  # other recordings probably have the same topics
         topics.require_messages()
         kinds = sorted(topics.list_kinds().items())
+        # `()` and 0: the names and the count of a topic's numbers are unknown until messages are decoded.
         return [proposal.FoundSource(topic, kind, (), 0) for topic, kind in kinds], False, None
 
 
@@ -113,12 +123,14 @@ class MappingNeededError(RecordError):
     """The log has no mapping; `mapping` is the text of a proposed mapping."""
 
     def __init__(self, problem: str, mapping: str, *, remedy: str, place: Place) -> None:
+        # `mapping` is the text of a proposed mapping file (TOML), for the user to save and complete.
         super().__init__(problem, remedy=remedy, place=place)
         self.mapping = mapping
 
 
 def describe_log(path: Path) -> Iterator[str]:
     """Yield the lines of `summary.describe_channels` for a log; yield nothing for a source that is not a log."""
+    # A channel is a part of the record, such as the hand's poses, that the mapping assigns to a topic or feature.
     log = find_log(path)
     if log is not None:
         episodes = (episode for episode in log.read_logged() if not isinstance(episode, RecordError))
@@ -132,6 +144,7 @@ def find_log(path: Path) -> Log | None:
     Return None for anything else. Raises `RecordError` if a mapping cannot be read or does not name a log, if the log
     is a LeRobot dataset of version 1, or if the metadata of a recording is damaged.
     """
+    # The mapping, if the path is a mapping file; such a file must name its log.
     given_mapping = mappings.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if given_mapping is not None and given_mapping.log is None:
         remedy = 'Name the log itself, or write `log = "path/to/the/log"` into this file.'
@@ -140,8 +153,8 @@ def find_log(path: Path) -> Log | None:
     with limit_memory(log_path):
         found_recordings = recordings.find_recordings(log_path)
     if found_recordings and (log_path / lerobot.INFO).is_file():
-        named = ", ".join(recording.parts[0].name for recording in found_recordings[:_MOST_NAMED])
-        problem = f"the folder is a LeRobot dataset, but also has recordings: {escape_controls(named)}"
+        listed_files = ", ".join(recording.parts[0].name for recording in found_recordings[:_MOST_NAMED])
+        problem = f"the folder is a LeRobot dataset, but also has recordings: {escape_controls(listed_files)}"
         remedy = "Move the recordings to another folder, and name the folder that you mean."
         raise RecordError(problem, remedy=remedy, place=Place(file=str(log_path)))
     if (log_path / lerobot.INFO_1).is_file():  # unlike later versions, version 1 has no file `lerobot.INFO`
@@ -155,5 +168,6 @@ def find_log(path: Path) -> Log | None:
         )
         place = Place(file=str(path), field="log")
         raise RecordError(f"{given_mapping.log!r} is not a log", remedy=remedy, place=place)
+    # Without a mapping file as the path, use the file `safevla-log.toml` in the log's folder, if there is one.
     mapping, mapping_file = mappings.default_mapping(path) if given_mapping is None else (given_mapping, path)
     return Log(log_path, found_recordings, mapping, mapping_file)

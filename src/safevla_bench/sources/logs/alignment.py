@@ -45,6 +45,7 @@ class MessageSpan(NamedTuple):
 
 def is_static(topic: str) -> bool:
     """Return whether a topic's messages are valid at any time, like those of /tf_static."""
+    # The topic may be in a namespace, as in `/robot1/tf_static`.
     return topic.endswith("tf_static")
 
 
@@ -59,20 +60,25 @@ def align(
     Raises `RecordError` if a part has no message, if the clock's times go back or are fewer than two, or if no
     transform connects the frames of poses.
     """
+    # `takers` hold the messages of each mapped part of the record, and `transforms` those of frames (/tf).
+    # `stamps`, `edge_stamps` and `held_stamps` map the name of a part or transform to the times of its messages.
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
     stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
+    # Transforms that move are interpolated; static poses that change are each held until the next one.
     edge_stamps, held_stamps = transforms.list_stamps(), transforms.list_stamps(static=True)
     held_stamps |= {part: channel.stamps for part, channel in channels.items() if channel.is_static and channel.changes}
     for name, held in held_stamps.items():
+        # Warn only if a static pose changes within the trial.
         if not ((trial.begin_ns < held.log_ns) & (held.log_ns < trial.end_ns)).any():
             continue
         last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
         problem = f"has different static poses, the last {last_s} s after the first message"
         remedy = f"To use only the last pose, write start_s = {last_s} in an [[episode]]"
         warn(f"[{name}] {problem}; each pose is used from its time on, the first also before it. {remedy}")
+    # The clock is the part or transform whose message times are the instants of the episode.
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
-    if clock in stamps:  # False if the clock is a transform
+    if clock in stamps:  # otherwise, the clock is a transform, which needs no check
         is_placeless = find_placeless(stamps[clock])
         if is_placeless.any():
             problem = f"{is_placeless.sum()} messages are left out, since their header stamp is zero"
@@ -80,6 +86,7 @@ def align(
             channels[clock].choose(~is_placeless)
             stamps[clock] = channels[clock].stamps
     times = place_messages({**stamps, **edge_stamps, **held_stamps}, clock, warn, mapping.max_latency_s, stamps.keys())
+    # The instants [ns] at which all parts are sampled; instants with all parts known become records.
     instants = np.unique(times[clock].time_ns)
     if repeated_count := len(times[clock].time_ns) - len(instants):
         warn(f"{repeated_count} clock messages are left out, since they repeat an earlier time")
@@ -91,6 +98,7 @@ def align(
         raise RecordError(problem, remedy=REMEDY_LARGE)
     tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
     series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
+    # A dict serves as an ordered set. Frames without a name cannot be compared.
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
@@ -114,13 +122,16 @@ class _Channel:
     """The m messages of a trial for one part of the record. `rows` [m, k] are their numbers, `stamps` their times."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
+        # `taker` holds all messages of the recording for one part of the record; only those in `trial` are kept.
         self.taker, self.columns, self.stamps, self.warn = taker, taker.columns, taker.stamps, warn
-        self.frames: tuple[str, ...] = ()
+        self.frames: tuple[str, ...] = ()  # names of the frames in which the sampled poses will be; () for numbers
         if isinstance(taker, PoseTaker):
             self.in_frame = np.array(taker.frames)  # index of each pose's frame in `taker.frame_names`
             self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
+            # `doubt` is a sentence on a convention that the names of the numbers only imply; "" = none.
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
+            # The first parent frame that is itself the child of another frame, and so may move; None = none.
             moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving_frame and not taker.columns.into:
                 problem = f"[{taker.part}] has the frame {moving_frame}, which may move"
@@ -135,11 +146,13 @@ class _Channel:
         # (Numbers with few bits, such as 0.5, do not show how the log stores numbers.)
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
+        # A static part is valid at any time: it is latched (sent to late subscribers), and from /tf_static or constant.
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
-        self.changes = bool((read_numbers != read_numbers[-1:]).any())
+        self.changes = bool((read_numbers != read_numbers[-1:]).any())  # False if all messages are equal
         if not self.is_static:
             log_ns = self.stamps.log_ns
             is_in_trial = (log_ns >= trial.begin_ns) & (log_ns < trial.end_ns)
+            # Messages before a simulation's first tick have log time 0 and stamp 0.
             is_timeless = (log_ns == 0) & (self.stamps.stamp_ns == 0)
             first_ns = log_ns[log_ns > 0].min(initial=_LATEST_NS)
             if is_timeless.any() and not is_timeless.all() and first_ns > _TICK_NS:
@@ -159,11 +172,14 @@ class _Channel:
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part's values at the instants. `times` are its messages' times; None if all messages are equal."""
+        # `instants` [ns] are the times of the clock, and `tree` converts poses between frames.
         # Indices of messages: for a static part, the message that is used at each instant; else all, in order of time.
+        # If all messages are equal, the last one (-1) is used at each instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         if self.is_static and times is not None:
             order = order[find_held(times.time_ns[order], instants)]
         self.choose(order)
+        # The times of the chosen messages; a static part has one message per instant.
         time_ns = instants if times is None or self.is_static else times.time_ns[order]
         if isinstance(self.taker, NumberTaker):
             series = _sample_numbers(self.rows, time_ns, instants)._replace(names=self.taker.find_order())
@@ -174,7 +190,7 @@ class _Channel:
             series = _sample_poses(self._convert_poses(tree, time_ns), time_ns, instants, self.columns)
         series = series._replace(is_single=self.is_single)
         if times is None or self.is_static:
-            return series._replace(poses=0)
+            return series._replace(poses=0)  # static poses are not counted, and have no rate
         steps_s = np.diff(time_ns) / 1e9
         period_s = float(np.median(steps_s)) if len(steps_s) else 0.0
         rate_hz = 1 / period_s if period_s else None
@@ -182,15 +198,18 @@ class _Channel:
         return series._replace(time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
-        # Converts the poses to the frame `into`, if the mapping gives `into`.
+        # Returns the poses at `time_ns`, converted to the frame that the mapping gives as `in`, if it gives one.
+        # A pose is NaN if it or a transform at its time is unknown.
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
         converted, is_known = np.full_like(self.rows, np.nan), records.are_known(self.rows, self.columns)
         for frame, frame_index in self.taker.frame_names.items():
+            # `in_frame` has the index of each pose's frame.
             is_in_frame = is_known & (self.in_frame == frame_index)
             if not is_in_frame.any():
                 continue
+            # Without the name of its frame, a pose cannot be converted.
             if not frame:
                 problem = f"the poses of {self.taker.topic} do not name their frame"
                 refuse_field(problem, "Leave `in` out.", self.taker.part)
@@ -204,10 +223,12 @@ def _choose_clock(
     stamps: Mapping[str, Stamps],
     edge_stamps: Mapping[str, Stamps],
 ) -> str:
-    # Returns the part whose messages define the instants: the part of the topic `clock`, if `clock` is given.
+    # Returns the name of the part or transform whose messages define the instants.
+    # If the mapping gives `clock`, this is a part that is read from the topic `clock`.
     # Without `clock`: the part of the hand, else a pose, else a transform, else any part.
     # If several parts qualify, the part with the most messages is chosen.
     # Poses come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
+    # `facts` is what the mapping says about the trial. `stamps` has times of parts, `edge_stamps` of transforms.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
@@ -223,17 +244,23 @@ def _choose_clock(
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings.AnyColumns) -> records.Series:
     # Return the pose at each instant, interpolated between the messages before and after the instant.
+    # `rows` [m, 3 or 7] are the poses of the messages at the ascending times `time_ns`, [m].
     # The pose is known only if a message arrived after the previous instant.
     # Nothing is interpolated in a gap in which the body may be lost: the gap's first instant gets the last pose.
     # In a gap, the poses of the hand and of targets are unknown, because a target would seem to slip in the hand.
-    last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_pose = records.are_known(rows, columns)
+    # Index of the last message at or before each instant; -1 = none. `is_new`: it came after the previous instant.
+    last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_new = np.diff(last_pose, prepend=-1) > 0
     last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # the last message at each time
+    # Interpolation needs quaternions: positions alone and unknown poses get 1, 0, 0, 0.
     keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
+    # Poses are interpolated between messages that are at most two periods (or two clock steps) apart.
     step_ns = _find_period(instants)
     # For the period, count one message per burst, or one per clock step if the burst is longer than a step.
+    # `is_apart` is true for the messages that are counted: the first of each burst, and one per further step.
     is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10
+    # For each message, the time at which its burst begins.
     burst_begins_ns = time_ns[np.flatnonzero(is_apart)[np.cumsum(is_apart) - 1]]
     is_apart |= np.diff((time_ns - burst_begins_ns) // step_ns, prepend=0) > 0
     period_ns = _find_period(time_ns[is_apart])
@@ -243,6 +270,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept for the warning about norms
     values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
     uses_message = time_ns[nearest] == instants
+    # Bodies that are no targets keep the last pose at the first instant of a gap. The hand, without a role, does not.
     if getattr(columns, "role", "target") != "target":
         is_gap = ~records.are_known(values, columns)
         is_gap[0] &= instants[0] - time_ns[nearest[0]] <= longest_ns  # the first instant has no previous instant
@@ -258,7 +286,8 @@ def _find_period(time_ns: Ints) -> float:
 
 
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
-    # Return for each instant whether the message with the index `last_message` is at most two periods old, [n].
+    # Return for each instant whether the last message, at the index `last_message`, is at most two periods old, [n].
+    # Two periods allow for one late or lost message. An index of -1 means that there is no message yet.
     age_ns = instants - time_ns[np.maximum(last_message, 0)]
     return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * _find_period(time_ns)))
 
@@ -269,13 +298,14 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Seri
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
         has_number = np.isfinite(rows[:, column])
-        if not has_number.any():
+        if not has_number.any():  # a number that no message contains is never known, so neither is the part
             known[:] = False
             continue
         last_message = np.searchsorted(time_ns[has_number], instants, side="right") - 1
         is_held = _are_held(last_message, time_ns[has_number], instants)
         values[is_held, column] = rows[has_number, column][last_message[is_held]]
+        # The part is known only while all its numbers are known.
         known &= is_held
     next_instant = np.searchsorted(instants, time_ns)  # index of the first instant at or after each message
-    next_instant[time_ns < instants[0]] = -1
+    next_instant[time_ns < instants[0]] = -1  # messages before the first instant belong to no instant
     return records.Series(values, known, between=(rows, next_instant))

@@ -38,6 +38,7 @@ class Stamps(NamedTuple):
     stamp_ns: Ints
 
     def choose(self, chosen: NDArray[Any]) -> Stamps:
+        # Returns only the messages that `chosen`, a mask [n] or an array of indices, selects.
         return Stamps(self.topic, self.order[chosen], self.log_ns[chosen], self.stamp_ns[chosen])
 
 
@@ -59,14 +60,18 @@ def place_messages(
     Raises `RecordError` if the clock's times go back. The error states where, by how much, and which parts of `clocks`
     (None = all parts) have times that never go back.
     """
-    reference, candidates = parts[clock], [part for name, part in parts.items() if clocks is None or name in clocks]
+    # `parts` maps the name of each mapped part of the record, and of each transform, to its messages.
+    # Header stamps are used if they differ by at most `max_latency_s` from log times; None = a default (see below).
+    reference, candidates = parts[clock], [stamps for name, stamps in parts.items() if clocks is None or name in clocks]
     is_stamped = _find_stamped(reference)
+    # Without two stamps, the log times are the time base, and times are counted from the clock's first message.
     if is_stamped.sum() < 2:
         if step := describe_step_back(reference.log_ns):
             _refuse_step_back(candidates, reference.topic, "log times", step)
         warn(f"the messages of {reference.topic} have fewer than two header stamps, so log times are used")
         first_ns = int(reference.log_ns[0])
-        return {name: Times(part.log_ns - first_ns, "log time") for name, part in parts.items()}
+        return {name: Times(stamps.log_ns - first_ns, "log time") for name, stamps in parts.items()}
+    # The clock's stamps must not go back. Its log times may, since the order in the file can replace them.
     if step := describe_step_back(reference.stamp_ns[is_stamped]):
         _refuse_step_back(candidates, reference.topic, "header stamps", step)
     uses_log_times = not describe_step_back(reference.log_ns)
@@ -75,67 +80,78 @@ def place_messages(
         problem = f"the log times of {reference.topic} go back {describe_step_back(reference.log_ns)}"
         warn(f"{problem}; messages without usable stamps are placed by their order in the file")
 
-    def position_of(part: Stamps) -> Ints:
-        return part.log_ns if uses_log_times else part.order
+    def position_of(stamps: Stamps) -> Ints:
+        # Positions order the messages: their log times [ns] or, if the clock's log times go back, indices in the file.
+        return stamps.log_ns if uses_log_times else stamps.order
 
-    # Each clock message has a position (its log time or its order in the file) and a stamp.
+    # Each clock message has a position and a stamp.
     # Interpolation between these pairs converts the position of any message to a stamp.
     clock_positions, first_indices = np.unique(position_of(reference)[is_stamped], return_index=True)
     clock_ns = reference.stamp_ns[is_stamped][first_indices]
     first_ns = int(clock_ns[0])
+    # Nanoseconds of stamps per unit of position; about 1 if the positions are log times.
     rate = (int(clock_ns[-1]) - first_ns) / max(int(clock_positions[-1] - clock_positions[0]), 1)
     if uses_log_times and len(clock_positions) > 1 and not 1 / _MAX_RATE_RATIO < rate < _MAX_RATE_RATIO:
         problem = f"the header stamps of {reference.topic} advance {rate:.3g} times as fast as log time"
         warn(f"{problem}; are the stamps in seconds?")
     times = {}
     limit_ns = _SAME_BASE_NS if max_latency_s is None else max_latency_s * 1e9
-    for name, part in parts.items():
-        mapped_ns = _map_to_stamps(position_of(part), clock_positions, clock_ns) - first_ns
-        own_ns = part.stamp_ns - first_ns
-        has_stamp = _find_stamped(part)
-        origin = f"{position_kind}, mapped to the stamps of {reference.topic}"
-        offset_ns = np.median((own_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
-        step = describe_step_back(own_ns[has_stamp])
-        is_own = name == clock or abs(offset_ns) <= limit_ns
-        if not is_own and max_latency_s is None and has_stamp.any():
+    for name, stamps in parts.items():
+        # Two candidates for the times of these messages: converted positions, and their own header stamps.
+        mapped_ns = _map_to_stamps(position_of(stamps), clock_positions, clock_ns) - first_ns
+        stamps_ns = stamps.stamp_ns - first_ns
+        has_stamp = _find_stamped(stamps)
+        time_source = f"{position_kind}, mapped to the stamps of {reference.topic}"
+        offset_ns = np.median((stamps_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
+        step = describe_step_back(stamps_ns[has_stamp])
+        # The offset is the median difference between stamps and positions; infinite without stamps.
+        use_stamps = name == clock or abs(offset_ns) <= limit_ns
+        # Beyond the default limit, use stamps only up to 1 s, and if messages seem to be late or the stamps go back.
+        if not use_stamps and max_latency_s is None and has_stamp.any():
             is_near = abs(offset_ns) <= _MAX_LATENCY_NS
-            is_own = is_near and (bool(step) or (uses_log_times and _may_be_late(reference) and _may_be_late(part)))
+            use_stamps = is_near and bool(step or (uses_log_times and _may_be_late(reference) and _may_be_late(stamps)))
+            # Stamps that go back are reported below, with a warning that is more exact.
             if not (is_near and step):
-                warn(_describe_doubt(part.topic, reference.topic, float(offset_ns) / 1e9, position_kind, is_own))
-        if is_own:
-            if step:
-                warn(f"the header stamps of {part.topic} go back {step}; the {position_kind} is used")
+                warn(_describe_doubt(stamps.topic, reference.topic, float(offset_ns) / 1e9, position_kind, use_stamps))
+        if use_stamps:
+            if step:  # stamps that go back are not used
+                warn(f"the header stamps of {stamps.topic} go back {step}; the {position_kind} is used")
             else:
-                mapped_ns, origin = np.where(has_stamp, own_ns, mapped_ns), "header stamps"
-        times[name] = Times(mapped_ns, origin)
+                # Messages without a stamp keep the converted position.
+                mapped_ns, time_source = np.where(has_stamp, stamps_ns, mapped_ns), "header stamps"
+        times[name] = Times(mapped_ns, time_source)
     return times
 
 
-def _may_be_late(part: Stamps) -> bool:
-    # Returns whether messages were logged after their stamps, as if stamps and log times were of one clock.
-    has_stamp = _find_stamped(part)
-    return bool(-_SAME_BASE_NS <= np.median((part.log_ns - part.stamp_ns)[has_stamp]) <= _MAX_LATENCY_NS)
+def _may_be_late(messages: Stamps) -> bool:
+    # Returns whether the median log time is -0.05 to 1 s after the stamp, as if one clock gave both.
+    has_stamp = _find_stamped(messages)
+    return bool(-_SAME_BASE_NS <= np.median((messages.log_ns - messages.stamp_ns)[has_stamp]) <= _MAX_LATENCY_NS)
 
 
-def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, is_own: bool) -> str:
-    # Returns the warning about a topic whose stamps are off by `offset_s`. `is_own`: the stamps are used nevertheless.
+def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, use_stamps: bool) -> str:
+    # Returns the warning about a topic whose stamps are off by `offset_s`, and how to make the other choice.
+    # `use_stamps`: the stamps are used nevertheless. `position_kind` is what else gives the times, such as log time.
     side = "before" if offset_s < 0 else "after"
     problem = f"by {clock}'s clock, the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind}"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
         return f"{problem}; the {position_kind} is used, because the clocks differ"
+    # What is used and the assumed cause; the alternative and its cause.
     chosen, cause, other, other_cause = "stamps are", "messages arrive late", position_kind, "the clocks differ"
+    # The limit to write into the mapping for the alternative: 0.05 s excludes these stamps.
     limit_s = _SAME_BASE_NS / 1e9
-    if not is_own:
+    if not use_stamps:
         chosen, cause, other, other_cause = f"{position_kind} is", other_cause, "the stamps", cause
-        limit_s = math.ceil(abs(offset_s) * 10) / 10
+        limit_s = math.ceil(abs(offset_s) * 10) / 10  # rounded up to 0.1 s, so that the stamps are within the limit
     remedy = f"If {other_cause}, write max_latency_s = {limit_s:g} at the top of the mapping, to use {other}"
     return f"{problem}; the {chosen} used, as if {cause}. {remedy}"
 
 
-def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
+def _find_stamped(messages: Stamps) -> NDArray[np.bool_]:
     # Returns which messages have a stamp, [n]. Zero means no stamp, except in the first message if stamps start at 0.
-    is_stamped = np.asarray(part.stamp_ns != 0)
-    nonzero_ns = part.stamp_ns[is_stamped]
+    is_stamped = np.asarray(messages.stamp_ns != 0)
+    nonzero_ns = messages.stamp_ns[is_stamped]
+    # A clock of a simulation may really start at 0.
     if not is_stamped.all() and len(nonzero_ns) > 1:
         # The first stamp is a real 0 if the next stamp follows within two periods.
         is_stamped[0] |= 0 < nonzero_ns[0] <= 2 * np.median(np.diff(nonzero_ns)) and bool(is_stamped[1:2].all())
@@ -156,6 +172,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
         return ~is_stamped
     # Times relative to the first message are exact as floats.
     log, stamp = (log_ns - log_ns[0]).astype(np.float64), (stamp_ns - stamp_ns[0]).astype(np.float64)
+    # Predict each stamp from its two neighbors, by linear interpolation over log time.
     predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])
     is_rough = bool(np.abs(stamp[1:-1] - predicted).max() > _MAX_ROUGHNESS * np.median(np.diff(stamp)))
     return np.asarray(~is_stamped & is_rough)
@@ -163,6 +180,8 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
     # Convert `positions` to stamps: interpolate between the clock's messages, and extrapolate beyond its ends.
+    # Positions are log times [ns] or indices in the file; `clock_positions` and `clock_ns` (stamps) are of the clock.
+    # Numbers relative to the clock's first message are exact as floats.
     known_x = (clock_positions - clock_positions[0]).astype(np.float64)
     known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
     x = (positions - clock_positions[0]).astype(np.float64)
@@ -182,11 +201,14 @@ def describe_step_back(times_ns: Ints) -> str:
         return ""
     index = int(np.argmax(steps < 0))
     after_s = (times_ns[index] - times_ns[0]) / 1e9
+    # `index` is the message before the step; the text counts messages from 1, so the later one is `index + 2`.
     return f"by {-steps[index] / 1e9:.6g} s (message {index + 2}, {after_s:.6g} s after the first message)"
 
 
 def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_text: str) -> None:
-    usable_clocks = [part.topic for part in candidates if not describe_step_back(_find_own_times(part))]
+    # Raises the error that the clock's times go back. `candidates` are the topics that may be the clock instead.
+    # `topic` is the clock's topic, `kind` says which of its times, and `step_text` says where and by how much.
+    usable_clocks = [messages.topic for messages in candidates if not describe_step_back(_find_own_times(messages))]
     cause = "The clock of every mapped topic was set back during recording, or the stamp of a message is wrong."
     remedy = f"{cause} Cut the file at this message, or record again."
     if usable_clocks:
@@ -196,7 +218,7 @@ def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_
     raise RecordError(f"the {kind} of {topic} go back {step_text}", remedy=remedy)
 
 
-def _find_own_times(part: Stamps) -> Ints:
-    # Returns the times [ns] that a topic would provide as the clock: its stamps, or else its log times.
-    stamped = _find_stamped(part)
-    return part.stamp_ns[stamped] if stamped.sum() > 1 else part.log_ns
+def _find_own_times(messages: Stamps) -> Ints:
+    # Returns the times [ns] that a topic would provide as the clock: its stamps, or its log times without two stamps.
+    stamped = _find_stamped(messages)
+    return messages.stamp_ns[stamped] if stamped.sum() > 1 else messages.log_ns

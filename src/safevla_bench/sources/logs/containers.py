@@ -53,6 +53,7 @@ class Topics:
     """The topics found so far in a file, and the names of the topics to read."""
 
     def __init__(self, wanted: Collection[str]) -> None:
+        # `wanted` are the names of the topics to read. `channels` maps the name of each topic found to its description.
         self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
         self.first_ns: int | None = None  # log time of the first message of any topic; None if there is no message
         self.last_ns = 0
@@ -71,6 +72,7 @@ class Topics:
 
     def take(self, channel: Topic, log_ns: int, content: bytes) -> Message:
         """Return a message after decompression. Raises `RecordError` if it is too large."""
+        # Besides whole files and chunks, single messages may be compressed.
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
         check_size(len(content), channel.topic)
@@ -83,6 +85,7 @@ class Topics:
         return self.first_ns
 
     def list_kinds(self) -> dict[str, str]:
+        # Returns topic -> type and encoding of its messages, as text.
         return {topic: f"{channel.kind}, {channel.encoding}" for topic, channel in self.channels.items()}
 
 
@@ -95,6 +98,7 @@ def check_size(size: int, name: str) -> None:
 
 def storage_suffix(path: Path) -> str | None:
     """Return the suffix (`.mcap`, `.db3` or `.bag`) of a recording, compressed or not; None for other files."""
+    # Returns `.db3` for `bag.db3.zstd`; `.active` is the suffix of a bag of ROS 1 that is still being recorded.
     suffix = Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".active") else path.suffix
     return suffix if suffix in _READERS else None
 
@@ -103,6 +107,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
     """Yield the wanted messages of a file of a recording, in file order. Raises `RecordError` if the file is of another
     kind, too large, or compressed in an unsupported way. Raises one of `damage_errors()` if the file is damaged.
     """
+    # `topics` says which topics are wanted, and collects all topics of the file and the times of messages.
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))
         head = stream.read(len(_ZSTD))
@@ -131,6 +136,7 @@ _NO_RECORDINGS = (
 
 def damage_errors() -> tuple[type[Exception], ...]:
     """Return the types of errors that readers raise for a damaged file. Raises `RecordError` if a reader is missing."""
+    # The types are imported here, since the readers of logs are an optional dependency.
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError
@@ -143,6 +149,7 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
     """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
+    # `size` is the decompressed size that the chunk's header states; `compression` is the name of the method.
     max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one byte above the limit, to detect larger content
     if compression == "zstd":
         # The zstd frame may state a larger size than the chunk's header.
@@ -174,15 +181,18 @@ _MCAP_RECORD, _MCAP_MESSAGE = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an MCAP file. Checksums are verified, so that no damaged bit becomes a measurement."""
+    # Chunks are decompressed here, not by the library, so that their size is limited.
     from mcap import records
     from mcap.opcode import Opcode
     from mcap.stream_reader import ReadDataStream, StreamReader
 
     budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
+    # Id in the file -> type definition, and id -> topic (None = not wanted).
     schemas: dict[int, Any] = {}
     channels: dict[int, Topic | None] = {}
 
     def register(record: Any) -> None:
+        # Remembers a type definition, or adds a topic to `topics`; ignores other records.
         if isinstance(record, records.Schema):
             check_size(len(record.data), record.name)
             schemas[record.id] = record
@@ -210,6 +220,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             if record.uncompressed_crc and zlib.crc32(chunk) != record.uncompressed_crc:
                 raise ValueError("the checksum of a chunk is wrong")
             position = 0
+            # A chunk is a sequence of records: opcode (1 byte), length (8 bytes), content.
             while position < len(chunk):
                 opcode, length = _MCAP_RECORD.unpack_from(chunk, position)
                 start, position = position + _MCAP_RECORD.size, position + _MCAP_RECORD.size + length
@@ -228,7 +239,8 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    # Return whether late subscribers get the last message. Bags before version 9 write durability as a number.
+    # Returns whether late subscribers get the last message, by a topic's QoS `profiles` in YAML.
+    # Bags before version 9 write durability as a number; 1 is `transient_local`.
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -237,14 +249,17 @@ def _is_latched(profiles: object) -> bool:
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an SQLite file in the order of recording, which is the order of ids, not of times."""
-    has_wal = Path(f"{path}-wal").exists()  # a killed recorder leaves a WAL file, which holds the last messages
+    # A killed recorder leaves a WAL file, which holds the last messages; an immutable database would ignore it.
+    has_wal = Path(f"{path}-wal").exists()
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as database:
+        # The file may be hostile: its schema must not call unsafe functions.
         database.execute("PRAGMA trusted_schema = OFF")
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables >= {"topics", "messages"}:
             remedy = "Name a bag of ROS 2. If this is a results file of another tool, leave out --out."
             raise RecordError("this database is not a bag of ROS 2: it has no topics and messages", remedy=remedy)
+        # A computed column could generate any amount of data.
         if database.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
             raise RecordError("the database has computed columns", remedy="Copy topics and messages into plain tables.")
         definitions: dict[str, tuple[str, str]] = {}  # type -> language and text of its definition
@@ -261,6 +276,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             language, definition = definitions.get(kind, ("", ""))
             channel = Topic(topic, kind, encoding, definition.encode(), language, _is_latched(profiles))
             channels[topic_id] = topics.add(channel)
+        # The bounds are None if there are no messages.
         for bound_ns in database.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone():
             if bound_ns is not None:
                 topics.note_time(bound_ns)
@@ -298,10 +314,12 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             connection = _parse_bag_fields(content)
             name, message_type = fields[b"topic"].decode(), connection[b"type"].decode().replace("/", "/msg/")
             definition, latched = connection[b"message_definition"], connection.get(b"latching") == b"1"
+            # `fields[b"conn"]` is the connection's id. Definitions of ROS 1 have the language `ros1msg`.
             channels[fields[b"conn"]] = topics.add(Topic(name, message_type, "ros1", definition, "ros1msg", latched))
 
     for fields, content in _read_bag_records(stream):
         if fields[b"op"] == _CHUNK:
+            # A chunk is a compressed sequence of records.
             (size,) = struct.unpack("<I", fields[b"size"])
             budget.spend(size)
             chunk = _decompress(fields[b"compression"].decode(), content, size)
@@ -312,7 +330,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    # Yields (header fields, data) of each record. In the file, each of these two follows its length.
+    # Yields (header fields, data) of each record. In the file, each of these two follows its length in 4 bytes.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):
@@ -326,6 +344,7 @@ def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], b
 
 
 def _parse_bag_fields(content: bytes) -> dict[bytes, bytes]:
+    # Returns name -> value of the fields of a record's header.
     # Each field consists of its length in 4 bytes, followed by `name=value`.
     fields, position = dict[bytes, bytes](), 0
     while position < len(content):

@@ -32,6 +32,7 @@ class JsonObject:
     """A JSON object whose fields are attributes."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
+        # `fields` become the object's attributes, so that JSON is read like messages of ROS.
         self.__dict__ = fields
 
 
@@ -41,6 +42,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
     undefined or refused type. The returned function raises `RecordError` for a message that does not match its type.
     """
     try:
+        # Errors of libraries become a `RecordError`; a missing library and exhausted memory do not.
         decode = _make_decoder(channel, asked, written)
     except (ImportError, MemoryError, RecordError):
         raise
@@ -49,6 +51,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
     def decode_or_refuse(content: bytes) -> Any:
         try:
+            # Errors that a decoder raises for a bad message become a `RecordError`, too.
             return decode(content)
         except MemoryError:
             raise
@@ -60,6 +63,8 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
 
 def _make_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str | None) -> Decode:
+    # Returns the library's decoder for the channel's encoding, whose errors are not translated yet.
+    # The distributions of ROS are those that the mapping and the recording name; None = unknown.
     if channel.encoding == "json":
         return _decode_json
     if channel.encoding in ("cdr", "ros1"):
@@ -77,11 +82,13 @@ def _make_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str
 
 
 def _decoding_error(problem: str, error: Exception) -> RecordError:
+    # Returns an error with the first 200 characters of the cause's text, on one line.
     remedy = "The file is damaged, or its type definitions are wrong."
     return RecordError(f"{problem}: {' '.join(str(error).split())[:200]}", remedy=remedy)
 
 
 def _decode_json(content: bytes) -> Any:
+    # Returns the message's value; objects become `JsonObject`.
     try:
         return load_json(content, object_hook=JsonObject)
     except json.JSONDecodeError:  # C and C++ write NaN as `nan` or `-nan`
@@ -89,6 +96,8 @@ def _decode_json(content: bytes) -> Any:
 
 
 def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str | None) -> Decode:
+    # Returns the decoder for a type that is defined in the file or, without a definition, in a distribution of ROS 2.
+    # The distributions are names such as `humble`; None = unknown.
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     from rosbags.typesys.store import Typestore
 
@@ -104,10 +113,13 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
             types = {name: kind for idl_text in idl_texts for name, kind in _parse_idl_types(idl_text).items()}
         else:
             types = get_types_from_msg(text, channel.kind)
+        # Only checked definitions are passed on, since the library generates Python code from them.
         _check_names(types)
         _measure_type(channel.kind, types, {})
         store = Typestore(max_sequence_length=_MOST_ELEMENTS)
+        # Constants are dropped, because they are not needed, and the library would write them into the code.
         without_constants: Any = {name: ([], fields) for name, (_, fields) in types.items()}
+        # The empty store has the built-in types, such as `Time`.
         store.register({**get_typestore(Stores.EMPTY).fielddefs, **without_constants})
     else:
         # Name of a distribution, such as "humble" -> the identifier of its type store.
@@ -119,6 +131,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
         candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
+        # The hash identifies a definition. There must be just one, so that it does not matter which store is used.
         if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
@@ -145,9 +158,11 @@ def _parse_idl_types(text: str) -> Mapping[str, Any]:
 
 
 def _check_names(types: Mapping[str, Any]) -> None:
+    # Raises `RecordError` if a name of a type or field could break out of the code that is generated from it.
+    # `types` maps the name of a type to (constants, fields); a field is (name, description).
     for name, (_, fields) in types.items():
-        # In rosbags, the description of a field is (1, basic type), (2, name of a type), (3, array) or (4, sequence).
-        # The description of an array or a sequence contains the description of its elements, and its length.
+        # A description is (1, basic type), (2, name of a type), (3, (elements, length)) or (4, (elements, length)).
+        # Here, 3 is an array and 4 a sequence, whose `elements` are described by 1 or 2.
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
         for used in names:
@@ -161,6 +176,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
     `RecordError` if a short message or definition could produce very many values. A type without a definition counts as
     a time stamp (2 values, 8 bytes). A type that contains itself counts as empty. `measured` caches results.
     """
+    # `types` maps the name of a type to (constants, fields); a field is (name, description) as in rosbags.
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
     value_count, min_bytes = 1, 0
@@ -169,11 +185,12 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc
         length = desc[1][1] if desc[0] == 3 else 1
-        element_values, element_bytes = 1, int(field != _NO_FIELD)
+        element_values, element_bytes = 1, int(field != _NO_FIELD)  # the dummy field of an empty type has 0 bytes
         if element[0] == 2:
             element_values, element_bytes = _measure_type(element[1], types, measured)
         value_count += element_values if element[0] == 1 and element[1][0] != "string" else element_values * length
-        min_bytes += 4 if desc[0] == 4 else element_bytes * length
+        min_bytes += 4 if desc[0] == 4 else element_bytes * length  # an empty sequence has only its length, in 4 bytes
+        # Elements of 0 bytes would let a short message have any number of elements.
         if value_count > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not element_bytes):
             problem = f"{kind}.{field} is an array of length 0, an array of empty elements, or has too many values"
             raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")

@@ -66,6 +66,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
     too many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
     """
+    # An episode that may continue in several files is collected in `parts`, and yielded when the next episode begins.
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
         raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
@@ -73,10 +74,12 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     if (folder / INFO).exists():
         with mappings.translated_errors(folder / INFO, _DOWNLOAD):
             totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
+    # Compare the number of frames in the files with the dataset's count.
     footers = [_read_footer(path) for path in files]
     present_count = sum(row_count for row_count, _ in footers)
     missing_count = max(0, (totals.total_frames or 0) - present_count)
-    is_whole = totals.total_frames == present_count
+    is_whole = totals.total_frames == present_count  # False if the dataset does not count its frames
+    # `index` counts the dataset's frames. If frames are missing, a jump of `index` between two episodes shows where.
     checks_ends = missing_count > 0 and "index" in footers[0][1]
     all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if checks_ends else []), *columns]))
     parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
@@ -91,11 +94,11 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
                         next_frame = frames["index"][0].as_py() if checks_ends else None
                         yield _join_parts(folder, parts, is_whole, next_frame)
                         parts, row_count, size_bytes = [], 0, 0
-                    episode_count += index > last_index
+                    episode_count += index > last_index  # only the first block of an episode counts
                     last_index = index
                     row_count += frames.num_rows
                     size_bytes += frames.nbytes
-                    if row_count > MAX_RECORDS or size_bytes > 8 * mappings.MAX_NUMBERS:
+                    if row_count > MAX_RECORDS or size_bytes > 8 * mappings.MAX_NUMBERS:  # 8 bytes per number
                         raise RecordError("the episode has too many frames", remedy=REMEDY_LARGE)
                     parts.append(frames)
         except RecordError as error:
@@ -120,7 +123,9 @@ def _join_parts(
     frames = pa.concat_tables(parts).sort_by("frame_index")
     problem = ""
     frame_indices = frames["frame_index"].to_numpy()
-    if not (np.diff(frame_indices) > 0).all() if is_whole else (frame_indices != np.arange(len(frame_indices))).any():
+    # In a whole dataset, an episode may skip indices of frames. Otherwise, a skipped index may be a lost frame.
+    is_complete = np.diff(frame_indices) > 0 if is_whole else frame_indices == np.arange(len(frame_indices))
+    if not is_complete.all():
         problem = "frames are missing or repeated, since frame_index is not 0, 1, 2, …"
     elif next_frame is not None and frames["index"][-1].as_py() + 1 != next_frame:
         problem = "the last frames may be missing"
@@ -138,6 +143,7 @@ def _read_footer(path: Path) -> tuple[int, list[str]]:
 
 def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (episode index, frames) for each block of consecutive rows of a file that belong to one episode."""
+    # Files are read in batches of rows, so that an episode may have several blocks, even in one file.
     for batch in read_batches(path, columns):
         for name in {*_KEY_COLUMNS, "index"}.intersection(columns):
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
@@ -169,6 +175,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     # Each pass removes one level of nested lists.
     # All lists of a level have the same length, which multiplies the width.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
+        # The lengths of the lists; without any list, the expected size of the feature.
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
             raise ValueError(f"frames differ in the number of values in {feature!r}: {', '.join(map(str, lengths))}")
@@ -180,6 +187,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
         raise ValueError(f"{feature!r} holds {numbers.type}, not numbers")
     rows = np.full((len(column), width), np.nan)
     flat = np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
+    # Frames without numbers keep NaN.
     rows[is_known.to_numpy(zero_copy_only=False)] = flat.reshape(-1, width)
     return rows
 
@@ -193,6 +201,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
     missing, or if a row has no integer `task_index` or no text.
     """
     table_path, lines_path = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
+    # Version 3 has a table of tasks; some datasets have lines of JSON instead.
     path = lines_path if lines_path.is_file() and not table_path.is_file() else table_path
     instructions = {}
     with mappings.translated_errors(path, _DOWNLOAD):
@@ -202,6 +211,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
         else:
             rows = [load_json(line) for line in content.decode("utf-8").splitlines() if line.strip()]
         for row_number, row in enumerate(rows, 1):
+            # The name of the column with the instruction differs between versions of the format, so any text counts.
             texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []
             if not texts or not isinstance(row.get("task_index"), int):
                 raise RecordError(f"row {row_number} lacks an integer `task_index` or a text", remedy=_WRITTEN)
@@ -221,6 +231,7 @@ class Feature(msgspec.Struct):
 
     @property
     def size(self) -> int:
+        # Returns the count of the feature's numbers in a frame; a feature without a shape has one number.
         return math.prod(self.shape or [1])
 
     @property
@@ -232,8 +243,9 @@ class Feature(msgspec.Struct):
 
 def _flatten_names(names: Any, size: int) -> list[str]:
     """Return the names in `names`: a list, a list of names per matrix axis, or a dictionary of lists or indices."""
+    # `size` is the count of the feature's numbers. Several lists in a dictionary give names such as `left.x`.
     if isinstance(names, dict):
-        if names and all(isinstance(index, int) for index in names.values()):
+        if names and all(isinstance(index, int) for index in names.values()):  # name -> index
             return sorted(names, key=lambda name: int(names[name]))
         parts = {key: _flatten_names(part, size) for key, part in names.items()}
         return [name if len(parts) == 1 else f"{key}.{name}" for key, part in parts.items() for name in part]
@@ -259,15 +271,18 @@ class Dataset(msgspec.Struct):
 
     @property
     def robot(self) -> str | None:
+        # Returns the robot's name; None = unknown. Some datasets have a list or an object as `robot_type`.
         return self.robot_type if isinstance(self.robot_type, str) else None
 
     def list_sources(self) -> Iterator[FoundSource]:
+        # Yields the features that a mapping may assign: numbers, except counters of frames and the success.
         for name, feature in self.features.items():
             if feature.dtype not in _NO_NUMBERS and name not in (*_COUNTERS, SUCCESS):
                 yield FoundSource(name, "", feature.number_names, feature.size)
 
     def require_feature(self, name: str, key: str) -> Feature:
         """Return the feature `name`. If it does not exist, raise `RecordError` at the mapping's key `key`."""
+        # The remedy lists the existing features.
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
             refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
@@ -293,6 +308,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 def version_error(version: str) -> RecordError:
     """Return the error for a dataset that is not of version 3. Its remedy has the commands that convert the dataset."""
+    # The version may be written with or without a `v`, as in `v2.1` and `2.1`; later formats have no command.
     commands = [command for old, command in _CONVERTERS.items() if f"v{version.lstrip('v')}".startswith(old)]
     remedy = "Version 3 is supported. lerobot 0.4.0 to 0.6.1 write this version."
     if commands:
@@ -308,10 +324,11 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     mappings.refuse_recording_keys(mapping)
-    # Name of a part -> the numbers of its feature that are read.
+    # Name of a part -> the numbers of its feature that are read: the layout of a pose, or indices.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
+    # The mapping may state the success, or name the feature with it; else the usual feature is read.
     success_source = mapping.episode.success
     if isinstance(success_source, str):
         dataset.require_feature(success_source, "episode.success")
@@ -322,11 +339,13 @@ def read_episodes(
     instructions = read_instructions(dataset.folder)
     for index, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
         if wanted is None or index in wanted:
+            # The episode may lack frames, so its error replaces it.
             if isinstance(frames, DamageError):
                 yield frames
                 continue
             try:
                 name = episode_name(frames)
+                # An outcome in the mapping overrides the feature.
                 needs_success = isinstance(success_source, str) and name not in mapping.episode.outcomes
                 success = _read_success(frames, str(success_source)) if needs_success else None
                 yield _read_episode(dataset, mapping, picks, frames, instructions, success)
@@ -351,6 +370,7 @@ def _read_success(frames: pa.Table, feature: str) -> bool | None:
             "feature under [episode] of the mapping, or `outcomes` for single episodes."
         )
         refuse_field(problem, remedy, feature)
+    # Warn about an episode that reached success, and lost it again.
     is_reached = (values == 1).any(axis=1)
     if is_reached.any() and not is_reached[-1]:
         first = int(is_reached.argmax())
@@ -370,11 +390,14 @@ def _read_episode(
     """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if they differ from
     these times by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
     """
+    # `picks` maps the name of each part of the record to its pose's layout, or to the indices of its numbers.
+    # `instructions` maps the index of a task to its text. `success` is None if the frames do not say it.
     mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
     if frames.num_rows * sum(mapped_counts) > mappings.MAX_NUMBERS:
         raise ValueError(f"more than {mappings.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
     frame_index = frames["frame_index"].to_numpy()
     stamps_s = feature_matrix(frames, "timestamp")[:, 0]
+    # Time stamps are rounded to float32, so small deviations do not count.
     is_even = np.abs(stamps_s * dataset.fps - frame_index).max() < 1e-2
     step_s = 1 / dataset.fps
     # Median interval of the time stamps, in control steps.
@@ -401,6 +424,7 @@ def _read_episode(
         else:
             indices, names = cast(list[int], picks[part]), dataset.features[columns.source].number_names
             values = numbers[:, indices] * columns.scale
+            # The names are kept for checks of joints; names that the mapping gives are checked already.
             if names and columns.names is None:
                 number_names = tuple(names[index] for index in indices)
         is_single = "float" in str(frames[columns.source].type)  # pyarrow calls float32 `float`
@@ -423,7 +447,9 @@ def _read_episode(
 
 
 def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> PoseLayout | list[int]:
-    # Returns the numbers of a feature that are mapped to `part`: the layout of a pose, or indices.
+    # Returns the numbers of a feature that are mapped to `part`: the layout of a pose, else their indices in order.
+    # Raises `RecordError` if the mapping chooses numbers that do not exist, or if the choice is ambiguous.
+    # `columns` is the mapping's table for `part`, such as `eef`; it names a feature of the dataset.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:
@@ -433,6 +459,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> 
         refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
     if isinstance(columns, mappings.PoseColumns):
         layout = columns.find_numbers(part, names, size)
+        # `doubt` is a sentence on a convention that the names of the numbers only imply; "" = none.
         if layout.doubt:
             warn_once(str(dataset.folder), f"[{part}] {layout.doubt}")
         return layout
@@ -444,6 +471,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> 
                 refuse_field(f"{columns.source!r} has {matching} called {name!r}", remedy, part)
         return [names.index(name) for name in columns.names]
     indices = list(range(size) if columns.index is None else columns.index)
+    # A wrench has forces and torques; the names say which numbers are the forces.
     if isinstance(columns, mappings.WrenchColumns) and columns.index is None:
         try:
             return decide_forces(names, size)

@@ -42,6 +42,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
     """Replace errors that readers raise for a damaged file, and errors in `further`, by a `RecordError` for `path`."""
+    # `further` are types of errors of other libraries. Messages are put on one line and cut to 400 characters.
     place = Place(file=str(path))
     try:
         yield
@@ -84,13 +85,14 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def stated(self) -> tuple[int, ...]:
-        """The indices of position and rotation that the mapping gives."""
+        """The indices of position and rotation that the mapping gives, in this order; () if it gives none."""
         return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
         """Return which of `size` numbers are the pose. `names` are the names of the numbers, or []. Raises
         `RecordError` if the pose is ambiguous; the error lists lines that would complete the mapping.
         """
+        # `part` is the name of the part of the record, such as `eef`, `eef.left` or `bodies.cup`.
         rotation = self.rotation if self.quaternion is None else self.quaternion
         # Without indices, the pose of an arm's hand is in the numbers whose names contain the arm's name.
         is_found_by_arm = part.startswith("eef.") and self.position is None and rotation is None
@@ -99,9 +101,10 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             form, order = self.rotation_form, self.quaternion_order
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
         except ValueError as question:
+            # The error's text is a question, such as `which numbers are x, y, z?`. Suggest lines that answer it.
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
             suggested = [] if str(question) == naming.OTHER_ROTATION else naming.suggest_pose(names, size)
-            if not suggested:
+            if not suggested:  # names or keys in the mapping contradict each other
                 listed_numbers = f"The numbers are: {escape_controls(listed_numbers)}."
                 remedy = f"{listed_numbers} Correct the names, or the keys that contradict them."
                 refuse_field(f"{self.source!r}: {question}", remedy, part)
@@ -112,6 +115,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
         self.factor_m(part, layout.unit)  # raises an error if the unit is unknown or contradicts the mapping
         if layout.form in ("rpy", "rotvec"):
+            # Angles have a unit: it comes from the mapping, the names of the numbers or the field, else it is radians.
             named_unit = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
             if named_unit:
                 _require_unit(part, "angle_unit", named_unit, self.angle_unit, ("rad", "deg"))
@@ -126,15 +130,18 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         named_unit = named_unit or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
         if named_unit:
             _require_unit(part, "unit", named_unit, self.unit, tuple(SCALES_M))
+        # Now the mapping's unit is that in the names, or decides about a doubtful one.
         return SCALES_M[self.unit or named_unit or "m"]
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
         """Convert numbers [n, size] to poses: x, y, z [m], then w, x, y, z (if known). May raise `RecordError`."""
+        # `layout` has the indices of the pose's numbers. `part` is the name of the table in the mapping, for errors.
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
         if not layout.rotation:
             return position
+        # Without a stated unit, angles beyond a full turn are probably in degrees.
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(rotation), initial=0) > _TURN_RAD:
             problem = f"the largest angle is {np.nanmax(np.abs(rotation)):.0f}, more than a full turn in radians"
             refuse_field(problem, 'Write `angle_unit = "deg"`; or "rad", if the angles are in radians.', "angle_unit")
@@ -147,7 +154,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def _require_unit(part: str, key: str, named: str, stated: str | None, known: Collection[str]) -> None:
-    # `named` is the unit in the names of the numbers, and `stated` the unit that the mapping gives as `key`.
+    # Raises `RecordError` if the unit in the names is doubtful, unknown, or not the one that the mapping states.
+    # `named` is the unit in the names of the numbers; `stated` is the mapping's value of `key`, None if it has none.
+    # `part` is the name of a table in the mapping, `key` its key for the unit, and `known` the convertible units.
     if named in naming.DOUBTFUL_UNITS:
         if stated is None:
             remedy = (
@@ -195,7 +204,7 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def bounds(self) -> tuple[float, float]:
-        # The gripper holds something while the number is between these bounds.
+        # Returns (low, high): the gripper holds something while the number is between them. Infinite = no bound.
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
@@ -282,6 +291,7 @@ def read_mapping(path: Path) -> LogMapping:
         _require_finite(tree)
         if "trials" in tree:
             raise ValueError("unknown key 'trials': write a table [[episode]] for each trial")
+        # Several tables [[episode]] are trials; a single table [episode] has facts about all episodes.
         if isinstance(tree.get("episode"), list):
             tree["trials"] = tree.pop("episode")
         tree = _collect_arms(tree)
@@ -300,6 +310,7 @@ def read_mapping(path: Path) -> LogMapping:
             raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
             assert isinstance(grip, GripColumns)
+            # Without an overlap, no number would mean that the gripper holds something.
             if not grip.bounds[0] < grip.bounds[1]:
                 raise ValueError(f"in [{name}], holds_above must be below holds_below")
         for name, columns in mapping.sources.items():
@@ -307,6 +318,7 @@ def read_mapping(path: Path) -> LogMapping:
                 continue
             if not columns.scale:
                 raise ValueError(f"[{name}] has scale = 0, which makes every number 0")
+            # A grip is one number and a force three; other parts may have any count.
             size, chosen = WIDTHS.get(name.partition(".")[0]), columns.names or columns.index
             if size and chosen and len(chosen) != size:
                 raise ValueError(f"[{name}] must be {count_noun(size, 'number')}, not {len(chosen)}")
@@ -317,15 +329,17 @@ def read_mapping(path: Path) -> LogMapping:
 
 
 def _require_one_choice(part: str, columns: AnyColumns) -> None:
-    # Raise an error if a part chooses numbers in two ways, chooses no number, or chooses a number twice.
+    # Raises `ValueError` if a part chooses numbers in two ways, chooses no number, or chooses a number twice.
+    # `part` is the name of a table in the mapping, such as `eef.left`, and `columns` its content.
     if isinstance(columns, PoseColumns):
         if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
             other = "rotation" if columns.rotation is not None else "rotation_form"
             raise ValueError(f"[{part}] has quaternion and {other}: write one of them")
+        # An order such as `xxz` has only two rotations.
         if any(axis == following for axis, following in pairwise(columns.rotation_order)):
             order = columns.rotation_order
             raise ValueError(f"in [{part}], rotation_order {order!r} has an axis twice in a row; write e.g. 'xyz'")
-        columns.factor_m(part)
+        columns.factor_m(part)  # raises an error if the units contradict each other
         return
     if columns.names is not None and columns.index is not None:
         raise ValueError(f"[{part}] has names and index: write one of them")
@@ -337,7 +351,7 @@ def _require_one_choice(part: str, columns: AnyColumns) -> None:
 
 
 def _require_used_facts(mapping: LogMapping) -> None:
-    # Raise an error if a key of an episode has no effect.
+    # Raises `ValueError` if [episode] has a key that is only for trials, or if a trial has a marker and also times.
     unused = [key for key in ("start_s", "end_s", "marker") if getattr(mapping.episode, key) is not None]
     if unused:
         raise ValueError(f"{unused[0]} is for trials: write a table `[[episode]]` for each trial, not `[episode]`")
@@ -367,11 +381,12 @@ def refuse_recording_keys(mapping: LogMapping) -> None:
 def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> RecordError:
     """Return a `RecordError` that explains an error of msgspec. The remedy lists the valid keys or values."""
     problem, path = explain_mismatch(error)
+    # The path of the invalid value, such as `eef.position[0]` or `bodies[...].role`; "" = the whole file.
     path = path.removeprefix("$").removeprefix(".")
     node: Any = inspect.type_info(LogMapping)
     # Follow the path through the types of `LogMapping` to the type of the invalid value.
     for key in re.findall(r"\[[^\]]*\]|\w+", path):
-        if key.startswith("["):
+        if key.startswith("["):  # an item of a dictionary or a list
             node = getattr(node, "value_type", None) or getattr(node, "item_type", None)
         else:
             node = {field.encode_name: field.type for field in getattr(node, "fields", ())}.get(key)
@@ -382,6 +397,7 @@ def _explain_invalid_mapping(error: Exception, tree: Mapping[str, Any]) -> Recor
                 break
     valid_names = [*getattr(node, "values", ()), *(field.encode_name for field in getattr(node, "fields", ()))]
     choices = [str(name) for name in valid_names if name not in _INTERNAL_FIELDS]
+    # The key or value that is invalid, to suggest a similar one.
     match = re.search("^unknown key '(.*)'$|^'(.*)' is not one of", problem, re.DOTALL)
     invalid_name = match[1] or match[2] if match else ""
     listed = suggest_names(invalid_name, choices, "known here") if choices else ""
@@ -395,6 +411,7 @@ _INTERNAL_FIELDS = ("arms", "trials")
 
 def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
     """Convert msgspec's path of an invalid value to the path in the file, such as `bodies.cup`."""
+    # `tree` is the content of the file, with arms and trials already moved to their keys.
     # In msgspec's path, `[...]` replaces the name of a table, so search for the first invalid table.
     key, has_table_name, inner_path = path.partition("[...]")
     inner_path = inner_path.removeprefix(".")
@@ -407,11 +424,13 @@ def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
             # A table such as [eef.left] in the file is `arms[...].eef` in msgspec's path.
             part, _, field = inner_path.partition(".") if key == "arms" else ("bodies", "", inner_path)
             return ".".join(filter(None, (part, escape_controls(name), field)))
+    # The file calls trials `episode`.
     return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
 
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
     """Return `tree` with the tables of several arms, such as [eef.left], moved to the key `arms`. Modifies `tree`."""
+    # A part has arms if its table only has tables; otherwise, the table itself maps the part of a single arm.
     if "arms" in tree:
         raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
     arms: dict[str, dict[str, object]] = {}
@@ -425,7 +444,8 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 
 def _require_consistent_arms(mapping: LogMapping) -> None:
-    # Raise an error if arms have different parts, or if two arms or two bodies read the same numbers.
+    # Raises an error if arms have different parts, or if two arms or two bodies read the same numbers.
+    # ("by name",) and (None,) replace the numbers of parts whose indices the mapping does not give.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()
@@ -457,6 +477,7 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
     for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
         may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
+        # None means all numbers, which include any number of the other part.
         share_numbers = None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)
         if may_clash and share_numbers:
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."

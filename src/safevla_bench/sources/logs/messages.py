@@ -63,6 +63,7 @@ class Taker:
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
         """Add a message's numbers. Raises `RecordError` if their count changes or the memory budget is exhausted."""
+        # `order` is the message's index in the recording, `log_ns` its log time [ns], and `row` its numbers.
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -74,20 +75,23 @@ class Taker:
 
     @property
     def stamps(self) -> Stamps:
+        # Returns the index, log time [ns] and header stamp [ns] of each message; `marks` has these three in turn.
         return Stamps(self.topic, *np.array(self.marks, dtype=np.int64).reshape(-1, 3).T)
 
     @property
     def numbers(self) -> Floats:
         """The k numbers of each of the m messages, [m, k]."""
+        # Without messages, the width is unknown, and the shape is [0, 1].
         return np.array(self.rows, dtype=np.float64).reshape(-1, self.width or 1)
 
     @property
     def read_numbers(self) -> Floats:
-        # The mapped numbers in the log's units, [m, k].
+        # Returns the numbers of each message that are read, in the log's units, [m, k]; `PoseTaker` overrides this.
         return self.numbers
 
     def note_fields(self, message: Any) -> None:
         """Store the field names of the first message without any wanted field, for error messages."""
+        # Messages of ROS are objects with attributes; a message without attributes is described by its type.
         named = (str(name) for name in getattr(message, "__dict__", ()) if not str(name).startswith("__"))
         self.fields = self.fields or ", ".join(named) or type(message).__name__
 
@@ -99,19 +103,24 @@ class MarkTaker(Taker):
     others: list[str | float] = field(default_factory=list)  # marks that are numbers or texts
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        mark = _first_field(message, "data")
+        # Adds a message that marks a trial: 1 = begins, 0 = ends. A message without a Boolean begins a trial.
+        # Numbers and texts are also kept in `others`, since their meaning may be unclear.
+        mark = _first_field(message, "data")  # as in std_msgs/Bool
         if isinstance(mark, str | int | float) and not isinstance(mark, bool):
             self.others.append(mark)
         self.add(message, order, log_ns, [float(mark) if isinstance(mark, bool) else 1.0])
 
     def require_clear(self) -> None:
+        # A mark is a message that begins or ends a trial. `others` are the marks that are not Booleans.
         # Raises `RecordError` if there is no mark, or if it is unclear whether every mark begins a trial.
-        # Marks are unclear if they are the numbers 0 and 1, if they are two texts, or if every second mark is the same.
+        # Marks (numbers or texts) are unclear if each second mark may end a trial:
+        # they are 0 and 1, or two texts, or every second mark is the same.
         if not self.rows:
             remedy = "Name another topic as `marker`, or write start_s and end_s for each [[episode]]."
             refuse_field(f"there is no message on {self.topic}, so no trial begins", remedy, self.part)
         marks = set(self.others)
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
+        # `others[k::2]` is every second mark; with fewer than four marks, this says nothing.
         if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
             names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark, _ in Counter(self.others).most_common(3)]
             problem = f"{self.topic} holds marks such as {', '.join(names)}: it is unclear which of them begin trials"
@@ -129,14 +138,18 @@ class NumberTaker(Taker):
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
+        # `order` is the message's index in the recording, and `log_ns` its log time [ns].
         columns = self.columns
+        # The mapping (`columns`) chooses numbers by `names` or by `index`, or neither, which means all.
         names, numbers = self._find_numbers(message)
         if not numbers:
             return
+        # `size` is the count of numbers in the previous message, 0 before the first.
         if columns.index and self.size not in (0, len(numbers)):
             problem = f"messages of {self.topic} have {self.size} and {len(numbers)} numbers, so indices may differ"
             refuse_field(problem, "Publish all numbers in every message, or choose them by `names`.", self.part)
         self.size = len(numbers)
+        # Messages with the same names share their indices; [] means that the mapping names no numbers.
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
@@ -146,11 +159,13 @@ class NumberTaker(Taker):
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
+        # Read the numbers with these names, else those with the mapping's indices, else all.
         indices = self.seen[names] or columns.index or range(len(numbers))
         try:
-            # The index is -1 if the message lacks the name.
+            # An index of -1 means that the message lacks the name; null in JSON is None.
             row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
+            # Find the cause: a text, a list or object instead of a number (TypeError), or an index that is too large.
             text = next((number for number in numbers if isinstance(number, str)), "")
             if text:
                 remedy = "In the mapping, name a topic of numbers or Booleans."
@@ -160,17 +175,21 @@ class NumberTaker(Taker):
                 remedy = "Write the location of the numbers as `field`, such as `wrench.force`."
                 refuse_field(f"{self.topic} holds objects or lists of numbers, not numbers", remedy, self.part)
             refuse_field(f"a message lacks a mapped number: {error}", remedy, self.part)
+        # Messages without any of the named numbers are skipped, since a topic may have messages of several devices.
         if columns.names is None or not all(map(math.isnan, row)):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
         # Returns the names (() if there are none) and the values of a message's numbers.
+        # Reads the field that the mapping gives, or else the first usual field of the part.
         # Values may also be text or None.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
+        # The values of the fields that exist, in order of preference.
         candidates: list[Any] = [_get_field(message, location) for location in locations]
         candidates = [value for value in candidates if value is not None]
         if part == "gripper":
+            # A grip may be seen in a position or in an effort, so the user must choose.
             non_empty = [value for value in candidates if np.size(value)]
             if len(non_empty) > 1:
                 remedy = f'Write `field = "position"` or `field = "effort"` under [{self.part}].'
@@ -187,6 +206,7 @@ class NumberTaker(Taker):
         if values is None:
             self.note_fields(message)
             return (), []
+        # Values may be an object (name -> number), a vector with fields x, y, z, an array, a list or a single number.
         if isinstance(values, JsonObject):
             names, values = tuple(values.__dict__), values.__dict__.values()
         elif not isinstance(values, np.ndarray) and hasattr(values, "z"):
@@ -194,7 +214,7 @@ class NumberTaker(Taker):
         if isinstance(values, np.ndarray):
             values = values.tolist()
         numbers = [values] if np.isscalar(values) else [*values]
-        if numbers and len(names) != len(numbers):
+        if numbers and len(names) != len(numbers):  # so it is unknown which name is whose
             if self.columns.names is not None or (names and self.columns.index is None):
                 remedy = f"There are {len(names)} names and {len(numbers)} numbers; choose numbers with `index`."
                 refuse_field("the counts of names and numbers differ in a message", remedy, self.part)
@@ -207,12 +227,14 @@ class NumberTaker(Taker):
 
     def find_order(self) -> tuple[str, ...]:
         """Return the names of the numbers in order; () if the mapping gives names, or if the messages have no names."""
-        names = next(iter(self.seen), ()) if self.columns.names is None else ()
+        names = next(iter(self.seen), ()) if self.columns.names is None else ()  # of the first message
+        # Indices that are read: those of the mapping, or those of the forces; [] or None = all.
         indices = self.columns.index or self.seen.get(names)
         return tuple(names[index] for index in indices) if names and indices else names
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a mapped number, or if a mapped name is in no message."""
+        # `seen` has the names of the numbers in each kind of message.
         known_names = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in known_names]
         if missing and self.seen:
@@ -243,11 +265,13 @@ class PoseTaker(Taker):
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
+        # Adds the pose in a message, or the pose of the wanted child frame in a list of transforms.
+        # `order` is the message's index in the recording, and `log_ns` its log time [ns].
         transforms, wanted_frame = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
         for entry in (message,) if transforms is None else transforms:
             child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
             if child:
-                self.children[child[:_LONGEST_NAME]] = None
+                self.children[child[:_LONGEST_NAME]] = None  # a dict serves as an ordered set
             # If the mapping names no frame, messages with a list of transforms are skipped.
             is_wanted = child == wanted_frame if wanted_frame else transforms is None
             if is_wanted:
@@ -258,6 +282,7 @@ class PoseTaker(Taker):
                 except RecordError as error:
                     raise error.with_place(Place(field=self.part)) from None
                 if not self.has_pose:
+                    # Until a known pose shows how many numbers a row has, store only the times of messages.
                     self.budget.spend(_SAMPLE_NUMBERS)
                     self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
                     continue
@@ -270,16 +295,19 @@ class PoseTaker(Taker):
 
     def _find_pose(self, message: Any) -> list[float]:
         # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
+        # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position = _first_field(pose, "position", "translation")
             orientation = _first_field(pose, "orientation", "rotation")
             if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
+                # The mapping gives indices or a form of rotation, so it expects a list of numbers.
                 is_stated = bool(self.columns.stated or self.columns.rotation_form)
                 if is_stated and hasattr(orientation, "w"):
                     problem = f"the messages of {self.topic} have fields for position and orientation"
                     remedy = "Leave out the indices and `rotation_form`, or name the field with the numbers as `field`."
                     refuse_field(f"{problem}, so indices do not apply", remedy, self.part)
+                # If the mapping expects numbers, but this location has no orientation, go on to the numbers.
                 if not is_stated:
                     self.has_pose = True
                     self.has_turn = self.has_turn or hasattr(orientation, "w")
@@ -290,6 +318,7 @@ class PoseTaker(Taker):
         number_by_name = {
             name: number for name, number in all_numbers.items() if name.partition(".")[0] not in _UNCOUNTED_FIELDS
         }
+        # The first message with known numbers decides which of them are the pose (`layout`).
         is_mapped = bool(self.columns.field or self.columns.position)
         has_numbers = not all(map(math.isnan, number_by_name.values()))
         if self.layout is None and has_numbers and (is_mapped or find_positions([*number_by_name])):
@@ -298,6 +327,7 @@ class PoseTaker(Taker):
             self.layout = self.columns.find_numbers(self.part, given_names, len(number_by_name))
             self.names = tuple(number_by_name)
             self.has_pose = self.has_turn = True
+            # The fields that hold x, y and z, such as `bodies.2`.
             owners = {self.names[index].rpartition(".")[0] for index in self.layout.position}
             if self.columns.position and len(owners) > 1:
                 chosen = escape_controls(", ".join(self.names[index] for index in self.layout.position))
@@ -308,37 +338,46 @@ class PoseTaker(Taker):
                 self.layout = self.layout._replace(doubt="; ".join(filter(None, [self.layout.doubt, uncounted])))
         if self.layout is None:
             self.note_fields(message)
+        # More numbers than in the first message, or a shorter list, may be the poses of other objects.
         elif len(number_by_name) > len(self.names) or self._has_shorter_list(tuple(number_by_name)):
             problem = f"messages of {self.topic} have {len(self.names)} and {len(number_by_name)} numbers"
             refuse_field(problem, "Publish one pose per message, on a separate topic.", self.part)
+        # Without a layout, the message has no pose, so all seven numbers are unknown.
         return [number_by_name.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     def _has_shorter_list(self, names: tuple[str, ...]) -> bool:
-        # Returns whether a list with mapped numbers lacks entries, so that its indices may be those of other entries.
+        # Returns whether a list with mapped numbers is shorter than in the first message.
+        # Then, an index may mean another object than before. `names` are dotted, as in `bodies.2.position.x`.
         if self.layout is None or names == self.names:
             return False
         entries, first_entries = _find_entries(names), _find_entries(self.names)
+        # The lists, such as `bodies`, that the mapped numbers come from.
         lists = {owner for index in self.layout.places for owner in _find_entries([self.names[index]])}
         return any(
+            # Only a complete list (0, 1, 2, …) in the first message has a known length.
             owner in entries and max(entries[owner]) < max(first_entries[owner]) == len(first_entries[owner]) - 1
             for owner in lists
         )
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
-        # Return whether a pose with a position may have an orientation that is not in fields w, x, y, z.
+        # Returns whether a pose with a position may have an orientation that is not in fields w, x, y, z.
+        # Then, the pose is found by the names of its numbers.
         if self.layout is not None:  # an earlier message had such an orientation
             return True
-        if self.has_turn or hasattr(orientation, "w"):
+        if self.has_turn or hasattr(orientation, "w"):  # poses of this topic have an orientation in fields
             return False
         numbers = islice(_iterate_numbers(pose), _MOST_NUMBERS)
         return _names_may_have_rotation(tuple(name for name, number in numbers if not math.isnan(number)))
 
     @property
     def read_numbers(self) -> Floats:
+        # Returns the numbers of the pose in each message, in the log's units.
+        # `layout` has their indices; it is None if the messages have pose fields, which give [m, 7].
         return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
 
     def convert(self, numbers: Floats) -> Floats:
         # Converts the numbers of m messages to poses, [m, 7], or [m, 3] without orientations.
+        # `layout` is None if the messages have fields for position and orientation, which need no rearrangement.
         if self.layout is not None:
             return self.columns.arrange(numbers, self.layout, self.part)
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
@@ -347,6 +386,7 @@ class PoseTaker(Taker):
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a pose of the wanted frame, or if the mapping must choose a frame."""
+        # `children` are all child frames in the messages.
         listed = ", ".join([*self.children][:MOST_NAMED])
         has_messages = bool(self.rows or self.unknown_marks)
         if not has_messages and self.children:
@@ -370,11 +410,14 @@ class TransformTree:
     """The transforms of a recording, by child frame."""
 
     def __init__(self, budget: Budget) -> None:
+        # `_edges` maps each child frame to its transforms and to the names of its parents (a dict as an ordered set).
+        # `budget` limits the count of numbers that are stored.
         self._budget = budget
         self._edges: dict[str, tuple[Taker, dict[str, None]]] = {}
 
     def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
         """Add the transforms of a message, except those that tf2 would ignore."""
+        # `order` is the message's index in the recording, and `log_ns` its log time [ns]. `static`: as from /tf_static.
         entries = _first_field(message, "transforms")
         if not entries:  # the message may itself be a transform
             entries = [message] if _first_field(message, "child_frame_id") else []
@@ -387,12 +430,14 @@ class TransformTree:
             if child and parent and child != parent and is_valid:
                 new_taker = Taker(child, f"transforms of {child}", self._budget)
                 taker, parents = self._edges.setdefault(child, (new_taker, {}))
+                # A frame that any static topic publishes counts as static.
                 taker.latched |= static
                 parents[parent] = None
                 taker.add(entry, order, log_ns, row)
 
     def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
         """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
+        # `static` chooses static frames, of which only those with different transforms are listed.
         takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
         return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
 
@@ -401,6 +446,7 @@ class TransformTree:
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal
+            # The times of a moving frame must not repeat. In a static frame, the last of equal times counts.
             if taker.topic in times:
                 time_ns = times[taker.topic].time_ns
                 chosen = np.argsort(time_ns, kind="stable")
@@ -414,12 +460,14 @@ class TransformTree:
 @lru_cache
 def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
     # Returns whether the names give one position, and other numbers that may be an orientation.
+    # The result is cached, since most messages of a topic have the same names.
     positions = find_positions(names)
     return len(positions) == 1 and may_have_rotation(names, positions[0])
 
 
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    # Yields (dotted name, number) for each number in a message. None becomes NaN.
+    # Yields (dotted name, number) for each number in a message or in its field `name`; "" = the message itself.
+    # None becomes NaN, and a Boolean 0 or 1. Texts are skipped.
     # The items of a list of three have the names x, y, z.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
@@ -443,7 +491,7 @@ def _find_entries(names: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _get_field(message: Any, location: str) -> Any:
-    # Returns the value of a (nested) field such as `pose.position`; None if it is missing.
+    # Returns the value of a (nested) field such as `pose.position`; None if it is missing. "" means the message itself.
     for name in location.split(".") if location else ():
         message = getattr(message, name, None)
     return message
@@ -484,14 +532,17 @@ def _to_float(name: str, value: Any) -> float:
 
 def _read_stamp(message: Any) -> int:
     """Return a message's stamp [ns]; 0 = none. Stamps of ROS, Foxglove and Protobuf, numbers and texts are read."""
+    # ROS has `header.stamp`; Foxglove's types have `timestamp`.
     stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
     stamp = getattr(message, "timestamp", None) if stamp is None else stamp
     try:
+        # `operator.index` accepts integers only, since floats would be rounded.
         return operator.index(stamp.sec) * 10**9 + operator.index(stamp.nanosec)
     except (AttributeError, TypeError):
         pass
     if isinstance(stamp, str | float | int):
         return _parse_stamp(str(stamp))
+    # Other spellings, as in Protobuf and in JSON of ROS 1; seconds may be a float.
     seconds = _first_field(stamp, "sec", "secs", "seconds")
     if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         return 0
@@ -512,6 +563,7 @@ def _parse_stamp(text: str) -> int:
             moment = datetime.fromisoformat(match[1] + (match[3] or "Z"))
         except ValueError:
             return 0
+        # The pattern's groups are the time to seconds, up to nine digits of its fraction, and the time zone.
         return round(moment.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
     match = _PLAIN_NUMBER.fullmatch(text)
     if not match or (match[1] is None and len(text) < 9):  # a short integer is probably a counter

@@ -69,6 +69,7 @@ class _NamedSet(NamedTuple):
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
         """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has just one."""
+        # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -77,6 +78,7 @@ class _NamedSet(NamedTuple):
 
 def _split_words(name: str) -> list[str]:
     # Return the lower-case words of a name: left, hand, pos, 6d for `leftHand_pos6d`.
+    # A word ends at a capital letter, at a digit and at any other sign; `6d` is one word.
     return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
@@ -87,22 +89,23 @@ ANGLE_UNITS = ("rad", "deg", "mrad")
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
     """Return the unit of `known` that is in the names, as in `x_mm`; "" = none. Raises `ValueError` if units differ."""
-    found: set[str] = set()  # the first unit in each name, "" for a name without a unit
+    name_units: set[str] = set()  # the first unit in each name, "" for a name without a unit
     for name in names:
         words = _split_words(name)
         units = [_UNITS.get(word, "") for word in words]
         # In `x_in_base`, the word `in` is not a unit.
         units += [
+            # Such a word must come after an axis, and at the end or before another axis.
             _UNITS_AFTER_AXES.get(word, "")
             for previous, word, following in zip(words, words[1:], [*words[2:], ""], strict=False)
             if _may_precede_unit(previous) and (not following or following in _AXES)
         ]
         known_units = [unit for unit in units if unit in known]
-        found.add(known_units[0] if known_units else "")
-    if len(found) > 1:
+        name_units.add(known_units[0] if known_units else "")
+    if len(name_units) > 1:
         question = "which unit do the numbers have? Their names give several units"
         raise ValueError(f"{question}; convert the numbers to one unit")
-    return found.pop() if found else ""
+    return name_units.pop() if name_units else ""
 
 
 def _may_precede_unit(word: str) -> bool:
@@ -112,7 +115,8 @@ def _may_precede_unit(word: str) -> bool:
 
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
-    # Returns the units of position and angles in the names. A position alone must not have a unit of angles.
+    # Returns the units of position and angles in the names; "" = none, or the numbers have no names.
+    # A position alone must not have a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
     angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)
@@ -123,15 +127,19 @@ def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequenc
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
     # Returns the group (all words that give no kind or axis), the kind of quantity and the axis; "" = none.
+    # The kinds are position, rotation, euler, the keys of `SIZES`, and "other" for numbers that are not part of a pose.
+    # LeRobot gives these names to a rotation vector; otherwise, `wx` would be an angular velocity.
     if match := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
         return frozenset(), "rotvec", match[1]
     words = _split_words(name)
     kind, axis, group = "", "", set[str]()
     for previous, word in zip(["", *words], words, strict=False):
         word_kind = _KINDS.get(word)
+        # Two words such as `axis angle` give the kind together, so the first is not part of the group.
         if (previous, word) in _ROTVEC_PAIRS:
             word_kind = "rotvec"
             group.discard(previous)
+        # A word such as `qx` gives both the kind and the axis.
         if len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyzw":
             word_kind, axis = _KIND_OF_PREFIX[word[0]], word[1]
         elif word in _AXES or (word.isdecimal() and kind in (*SIZES, "rotation", "euler")):
@@ -139,16 +147,19 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
             axis = _AXES.get(word, axis + word if axis.isdecimal() else word)
         elif word_kind is None:
             group.add(word)
+        # The last word with a kind counts, but "other" excludes the number for good.
         kind = "other" if "other" in (kind, word_kind) else word_kind or kind
     return frozenset(group), kind, axis
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
     """Return the numbers whose names give an axis, as one set for each group and kind of quantity."""
+    # The group is a name's other words, such as `left`. Numbers without an axis are left out.
     axes_by_set: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE_PATTERN, name.lower()) for name in names)
     for index, name in enumerate(names):
         group, kind, axis = _parse_name(name)
+        # Next to forces, names that end in `tx`, `ty` or `tz` are torques, not translations.
         is_torque = has_forces and re.search("t[xyz]$", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
@@ -173,6 +184,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
     """Return the words that name arms, such as `left` and `right`; () unless each position has a different word."""
+    # Sets of numbers that are a complete position; the group of a set is the other words of its names.
     positions = [named for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     groups = [position.group for position in positions]
     words = tuple(dict.fromkeys(word for group in groups for word in group))
@@ -181,6 +193,7 @@ def find_arms(names: Sequence[str]) -> tuple[str, ...]:
 
 def has_word(name: str, arm: str) -> bool:
     """Return whether a name contains the word that names an arm."""
+    # Names are compared by words, so that `left` is not in `leftover`.
     return arm.lower() in _split_words(name)
 
 
@@ -199,6 +212,9 @@ def decide_pose(
     `order` of a quaternion is wxyz or xyzw; `euler` is the order of the axes of `rpy`. Three unnamed numbers are x, y,
     z. If names contain `arm`, only numbers with such names are used. Raises `ValueError` if the pose is ambiguous.
     """
+    # `names` are the names of the `size` numbers, or []. `position` and `rotation` are indices that the mapping states.
+    # `form` is a key of `SIZES`. None means that the mapping does not state a value.
+    # The text of an error is a question to the user.
     # Find the pose among the numbers of this arm; then convert its indices to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
@@ -206,6 +222,7 @@ def decide_pose(
         position = tuple(arm_indices[index] for index in layout.position)
         return layout._replace(position=position, rotation=tuple(arm_indices[index] for index in layout.rotation))
     rotation_size = SIZES[form or "quaternion"]
+    # The mapping's indices must exist and differ.
     stated_indices = [*(position or ()), *(rotation or ())]
     if len({*stated_indices}) < len(stated_indices) or max(stated_indices, default=-1) >= size:
         used = ", ".join(map(str, stated_indices))
@@ -221,10 +238,11 @@ def decide_pose(
             lacking = f"Positions in the names: {len(positions) or 'none'}" if names else "The numbers have no names"
             raise ValueError(f"which numbers are x, y, z? {lacking}")
         position = positions[0]
+        # Names such as `a`, `b` and `c` may be a rotation, so ask.
         if rotation is None and (open_rotation := _find_open_rotation(names)):
             raise ValueError(open_rotation.question)
     if rotation is None:
-        # The rotation must have the group of the position, if all names of the position have the same group.
+        # A group is a name's other words, such as `left`. The rotation must have the position's group, if there is one.
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler, is_by_name=is_by_name)
@@ -237,8 +255,10 @@ def decide_pose(
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
     own_rotations = _own_rotations(names, position)
+    # The names give an orientation with the words of the position, but the mapping states other numbers.
     if own_rotations and all(own.isdisjoint(rotation) for own in own_rotations):
         raise ValueError(OTHER_ROTATION)
+    # One letter per named number, such as `xyzw`; "" if the names give no axes.
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
     ordered = _order_quaternion(tuple(rotation), axes, order) if rotation_size == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names give the axis of each angle
@@ -249,12 +269,14 @@ def decide_pose(
 
 
 def _require_every_axis(euler: str) -> None:
+    # `euler` is an order of axes such as `xyz`. An order such as `zyz` does not fit three angles for x, y and z.
     if sorted(euler.lower()) != [*"xyz"]:
         raise ValueError(f"is rotation_order {euler!r}? The names give one angle for each of the axes x, y and z")
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    # Returns the indices of w, x, y, z. `axes` are the axes in the names of `indices`; `order` is the mapping's order.
+    # Returns the four `indices` in the order w, x, y, z.
+    # `axes` are the axes in their names, such as `xyzw`; `order` is the mapping's order, None = not stated.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named_order}, as the names say?")
@@ -274,8 +296,10 @@ def _find_rotation(
     *,
     is_by_name: bool,
 ) -> PoseLayout:
+    # Returns the layout of a position and the rotation whose names match; without a rotation, if there is none.
     # A set with three or more axes may be the rotation if it has the position's group, or names without other words.
-    # Returns a layout without a rotation if there is no such set.
+    # A set has the numbers of one kind and group, by axis. `group` are the other words in the position's names.
+    # `form`, `order` and `euler` are what the mapping states, as in `decide_pose`.
     # `is_by_name`: the names gave the position, not the mapping.
     rotations = []
     for named_set in _group_names(names):
@@ -287,6 +311,7 @@ def _find_rotation(
         if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
     own_rotations = _own_rotations(names, position)
+    # `own`: rotations whose names have the position's words. `matching`: those that may belong to the position.
     own = [named_set for named_set in rotations if {*chain(*named_set.axes.values())} in own_rotations]
     matching = [
         named_set
@@ -294,7 +319,7 @@ def _find_rotation(
         if named_set.group == group or not any(_object_words(names[k]) for k in chain(*named_set.axes.values()))
     ]
     if not is_by_name and (own or not (form or order)):
-        # Beside a stated position, only an orientation whose names have the same words is certainly the position's.
+        # With a stated position, only an orientation whose names have the same words is certainly the position's.
         doubt = _NO_ORIENTATION if matching and not own and not group else ""
         if not own:
             return PoseLayout(position, doubt=doubt, unit=_find_units(names, position)[0])
@@ -320,8 +345,10 @@ def _find_rotation(
         raise ValueError(f"is rotation_form {form!r}? The names give a quaternion")
     if kind == "rpy" and named_set.axes.keys() == {*"xyz"}:
         _require_every_axis(euler)
+    # The indices in the order of the form; () if the set is incomplete.
     indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler.lower()}.get(kind, "xyz"))
     if kind == "quaternion" and len(indices) == 4:
+        # A quaternion's order in the log is the order of the indices; it must not contradict the mapping's order.
         axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
         ascending = tuple(sorted(indices))
         indices = _order_quaternion(ascending, "".join(axis_of_index[index] for index in ascending), order)
@@ -339,7 +366,7 @@ _NO_ORIENTATION = (
 
 
 def _object_words(name: str) -> frozenset[str]:
-    # Returns the words of a name that say neither a quantity, an axis nor a unit.
+    # Returns the words of a name that say neither a quantity, an axis nor a unit, such as `left` or `cup`.
     return frozenset(
         word
         for word in _split_words(name)
@@ -364,12 +391,13 @@ def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     of their names give no quantity (an orientation has at least three numbers).
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
-    # (group, kind) of each name outside the position, except names that belong to another position.
+    # (group of other words, kind) of each name outside the position, except names that belong to another position.
     parsed = [
         (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
     ]
     if any(kind in (*SIZES, "rotation", "euler") for _, kind in parsed) or _find_open_rotation(names) is not None:
         return True
+    # `_SCALARS` has words such as `gripper` or `time`, whose numbers are never part of a pose.
     unexplained = [group for group, kind in parsed if not kind and group.isdisjoint(_SCALARS)]
     return len(unexplained) >= min(SIZES.values())
 
@@ -404,17 +432,19 @@ _OPEN_ROTATIONS = (
 
 
 def _find_open_rotation(names: Sequence[str]) -> _OpenRotation | None:
+    # Returns the kind of rotation that three names may mean, such as `a`, `b`, `c`; None if there is none.
     # Each word must end exactly one name.
     # The words do not mean a rotation if other names are a rotation or rates, or if a name ends in `d`.
     last_words = _last_words(names)
     has_rotation = any(len(named.axes) > 2 for named in _group_names(names) if named.kind != "position")
+    # Rates are numbers such as `gyro_x` or `wx`. Names such as `ax` do not count, since they are the question here.
     has_rates = any(
         kind == "other" and axis and word[0] != "a"
         for word, (_, kind, axis) in zip(last_words, map(_parse_name, names), strict=True)
     )
     if has_rotation or has_rates or "d" in last_words:
         return None
-    return next((kind for kind in _OPEN_ROTATIONS if all(last_words.count(word) == 1 for word in kind.words)), None)
+    return next((entry for entry in _OPEN_ROTATIONS if all(last_words.count(word) == 1 for word in entry.words)), None)
 
 
 _KIND_PREFERENCE = ("quaternion", "rpy", "rotvec", "6d", "euler", "turn")
@@ -442,7 +472,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
         rows = np.stack([first, second, np.cross(first, second)], axis=2 if form == "6d" else 1)
     is_known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
     if rows.ndim == 3:
-        is_known[is_known] = np.linalg.det(rows[is_known]) > _MIN_DETERMINANT
+        is_known[is_known] = np.linalg.det(rows[is_known]) > _MIN_DETERMINANT  # a rotation's determinant is 1
     quaternions = np.full((len(values), 4), np.nan)
     if is_known.any():
         chosen = rows[is_known]
@@ -452,7 +482,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
             rotations = Rotation.from_euler(order, chosen, degrees=degrees)
         else:
             rotations = Rotation.from_rotvec(chosen, degrees=degrees)
-        quaternions[is_known] = rotations.as_quat()[:, [3, 0, 1, 2]]
+        quaternions[is_known] = rotations.as_quat()[:, [3, 0, 1, 2]]  # from scipy's order x, y, z, w
     return quaternions
 
 
@@ -465,7 +495,9 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
     known = matrices[is_known].reshape(-1, 3, 3)
     deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)
     determinants = np.linalg.det(known)
+    # The product of a rotation matrix and its transpose is the identity, and its determinant is 1.
     is_invalid = (deviations > _MATRIX_SLACK) | (determinants < _MIN_DETERMINANT)
+    # A few bad matrices are unknown poses; if most are bad, the indices or the form are probably wrong.
     if 2 * is_invalid.sum() > len(known):
         first = int(is_invalid.argmax())
         reason = "its rows are not orthogonal unit vectors"
@@ -480,6 +512,7 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
 
 def find_forces(names: Sequence[str]) -> list[int]:
     """Return the indices of forces x, y, z with names such as `fx` or `force.z`; [] unless each axis has one name."""
+    # The pattern's group is the axis; "" for a name that is not a force.
     matches = [re.search(_FORCE_PATTERN, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in matches]
     return [axes.index(axis) for axis in "xyz"] if sorted(filter(None, axes)) == ["x", "y", "z"] else []
@@ -489,6 +522,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not determine them."""
     if forces := find_forces(names):
         return forces
+    # Three numbers without names, or with only the axes, are the forces, unless a name says torque.
     if size == 3 and not any(re.search("torque|moment|[tm][xyz]$", name.lower()) for name in names):
         plain_axes = [_parse_name(name)[2] for name in names]
         if not any(plain_axes):
@@ -501,7 +535,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
 def require_quaternions(quaternions: Floats, part: str) -> None:
     """Raise `RecordError` if the median norm of quaternions [n, 4], except unknown and zero ones, is far from 1."""
     norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
-    norms = norms[norms > 0]
+    norms = norms[norms > 0]  # a quaternion of zeros means an unknown orientation
     if len(norms) and abs(np.median(norms) - 1) > _NORM_SLACK:
         remedy = "Check the indices or names in `position` and `rotation`; divide scaled quaternions by their norm."
         refuse_field(
@@ -514,6 +548,7 @@ FILL_IN = '"FILL IN"'  # placeholder; a mapping with it is rejected
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     """Return lines for the mapping that make an ambiguous pose unambiguous; [] if the names are unambiguous."""
+    # The lines have placeholders to fill in, or guesses that are marked with CHECK.
     try:
         decide_pose(names, size)
         return []
@@ -522,14 +557,17 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
             return []
         positions, problem = find_positions(names), str(question)
     lines = []
+    # Six or seven unnamed numbers are x, y, z and a rotation, so only the rotation is in question.
     if len(positions) != 1 and (names or size not in (6, 7)):
         choices = ", from 0"
         if positions:
             choices = f": {' or '.join(str(list(indices)) for indices in positions)}"
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{choices}")
+    # Kind of quantity -> largest number of axes of a set. If the names give several rotations, none is suggested.
     axes_of_kind: dict[str, int] = {}
     for named_set in [] if "which rotation" in problem else _group_names(names):
         axes_of_kind[named_set.kind] = max(len(named_set.axes), axes_of_kind.get(named_set.kind, 0))
+    # Kinds with at least three axes, which may be a rotation. The kind `turn` is a rotation in an unknown form.
     kinds = {kind for kind, axes in axes_of_kind.items() if axes > 2}
     if positions and (open_rotation := _find_open_rotation(names)):
         indices = [_last_words(names).index(word) for word in open_rotation.words]
@@ -544,6 +582,7 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
     elif (len(positions) == 1 and axes_of_kind.get("quaternion") == SIZES["quaternion"]) or (not names and size == 7):
         lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
     elif len(positions) == 1:
+        # The line for the rotation may be left out, unless the names give several rotations.
         omission = "" if "several" in problem else "; delete this line if there is none"
         forms = 'quaternion_order = "xyzw" or "wxyz", or rotation_form = "rpy", "rotvec", "6d" or "matrix"'
         lines += [

@@ -39,6 +39,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
     """Return the text of a mapping of the sources. `says_success`: the log says how its episodes ended."""
+    # `robot` is the robot's name in the log, None = unknown. Parts that stay unmapped get no table.
     lines = [
         "# Maps the log's sources to a record (docs/howto/real-robots.md). Replace FILL IN; check lines with CHECK.",
         "[episode]",
@@ -58,6 +59,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
         if part:
             mapped_parts.add(part)
             is_guess = part == "eef" and not _is_named_like_hand(source)
+            # The first pose of a log is only a guess for the hand.
             question = "  # CHECK: is this the pose of the hand?" if is_guess else ""
             for table, arm_source, number_lines in _split_by_arm(part, source, arms):
                 head = ["", f"[{table}]", f"from = {quote_toml(source.name)}{question}"]
@@ -66,19 +68,22 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
 
 
 def _is_named_like_hand(source: FoundSource) -> bool:
+    # Names such as `tcp_pose` or `end_effector`.
     return re.search(_NAME_PATTERNS["eef"], source.name.lower()) is not None
 
 
 def _split_by_arm(
     part: str, source: FoundSource, arms: Sequence[str]
 ) -> Iterator[tuple[str, FoundSource, Sequence[str]]]:
-    # Yield for each arm: (name of its table, source with only the arm's numbers, lines that select these numbers).
+    # Yields for each arm: (name of its table, source with only the arm's numbers, lines that select these numbers).
+    # Without arms, yields the part itself, such as `eef`. `arms` are words in names, such as `left`.
     if part not in OF_ARMS or not arms:
         yield part, source, ()
         return
     for arm in arms:
         names = [name for name in source.names if has_word(name, arm)]
         if not names:
+            # No name has the arm's word, so the user must choose the numbers.
             yield f"{part}.{arm}", source, [f"index = {FILL_IN}  # numbers of {arm}"]
             continue
         # `suggest_pose` lists the numbers of a hand's position and orientation, so `names` is not needed.
@@ -88,12 +93,16 @@ def _split_by_arm(
 
 def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
     # Returns the part of the mapping that the type and name of a source suggest; "" = none.
+    # Each part is mapped once, except bodies: further poses become `bodies.NAME`. `mapped_parts` are used already.
     if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
         return ""
+    # Topics have a message type (`kind`); features of datasets have none, but names of numbers.
     is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
     guess = next((part for part, pattern in _NAME_PATTERNS.items() if re.search(pattern, source.name.lower())), "")
+    # These types of ROS say more than the name of the topic.
     if "JointState" in source.kind or "Wrench" in source.kind:
         guess = "wrench" if "Wrench" in source.kind else "torque"
+    # A list of transforms may have any frames; a pose is the hand's if its name says so or if it is the first.
     if "TFMessage" in source.kind or (is_pose and guess != "action"):
         guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
     # Three or seven unnamed numbers of a dataset may be a position or a pose.
@@ -104,7 +113,7 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
 
 
 def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
-    # Yields the lines that follow `from` in the table of a part.
+    # Yields the lines that follow `from` in the table of a part, with values to fill in or check.
     match part:
         case "eef" | "bodies":
             if part == "bodies":
@@ -115,9 +124,10 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
             yield from suggest_pose(source.names, source.size) if source.size else ()
         case "torque":
             known_robot = find_robot(robot or "")
-            if source.kind or source.size == 0:
+            if source.kind or source.size == 0:  # a topic, whose joints are not known yet
                 yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, even the gripper'
             yield "scale = 1.0  # CHECK: factor to N m"
+            # Published limits are used for a known robot, unless its efforts are currents, not torques.
             if known_robot is None or not known_robot.limits_nm or known_robot.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
             if known_robot is not None and known_robot.effort_is_current:

@@ -44,13 +44,14 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
         return (_read_rosbag2(path),)
     folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
     bags = [folder for folder in folders if (folder / METADATA).is_file()]
-    found = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
-    unread = [folder.name for folder in folders if folder not in bags and _list_parts(folder)] if found else []
+    # Files in the folder itself, then the bags in subfolders. A subfolder without metadata is only reported.
+    all_recordings = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
+    unread = [folder.name for folder in folders if folder not in bags and _list_parts(folder)] if all_recordings else []
     if unread:
         problem = f"the recordings in {', '.join(unread[:_MOST_NAMED])} are not read, since there is no {METADATA}"
         warn_once(str(path), f"{problem}; name each of these folders to read them")
-    counts = Counter(recording.name for recording in found)
-    repeated = [recording for recording in found if counts[recording.name] > 1]
+    counts = Counter(recording.name for recording in all_recordings)
+    repeated = [recording for recording in all_recordings if counts[recording.name] > 1]
     if repeated:
         # A rosbag2 recording has the name of its folder.
         first_parts = [recording.parts[0] for recording in repeated]
@@ -59,7 +60,7 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
         problem = f"several recordings are named {repeated[0].name!r}, but this name is the episode_id"
         remedy = f"Rename all but one, or move copies to another folder: {listed}."
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path), field="episode_id"))
-    return found
+    return all_recordings
 
 
 def _list_parts(folder: Path) -> list[Path]:
@@ -68,12 +69,13 @@ def _list_parts(folder: Path) -> list[Path]:
 
 
 def _stem(path: Path) -> str:
-    # Returns a file's name without the suffixes for format and compression.
+    # Returns a file's name without the suffixes for format and compression, such as `run_0` for `run_0.db3.zstd`.
     return path.name.partition(str(storage_suffix(path)))[0]
 
 
 def _part_key(path: Path) -> tuple[str, int, str]:
     # Sort key of a file: (recording, number, file name). The number of NAME_3 is 3; -1 = no number in the name.
+    # Numbers are compared as integers, so that 10 comes after 9.
     recording, _, number = _stem(path).rpartition("_")
     if number.isdecimal():
         return recording, int(number), path.name
@@ -81,6 +83,8 @@ def _part_key(path: Path) -> tuple[str, int, str]:
 
 
 def _read_rosbag2(folder: Path) -> Recording:
+    # Returns the recording in a folder of rosbag2: the files that metadata.yaml lists, in the order of their numbers.
+    # Other files of the recording are added. Raises `DamageError` if listed files are missing.
     place = Place(file=str(folder / METADATA))
     present_parts = _list_parts(folder)
     info: dict[str, Any] = {}
@@ -100,6 +104,7 @@ def _read_rosbag2(folder: Path) -> Recording:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
         raise DamageError(f"parts of the recording are missing: {named}", remedy="Copy the whole folder.", place=place)
     parts = [part_by_name[name] for name in dict.fromkeys(listed_names)]
+    # True if the listed files have the same name, up to their numbers.
     is_numbered = len({_part_key(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_key):
         problem = "lists the recording's files in an order that differs from their numbers; the numbers are used"
@@ -152,9 +157,11 @@ def _is_continuation(before: Path, after: Path) -> bool:
     stem, number, _ = _part_key(before)
     if not _are_of_one_recording(before, after) or _part_key(after)[1] <= number:
         return False
+    # rosbag2 names its files FOLDER_0, FOLDER_1 and so on.
     if stem == before.parent.resolve().name and _part_key(after)[1] == number + 1:
         return True
     try:
+        # Other files are one recording if the second begins when the first ends.
         first, second = scan_topics((before,)), scan_topics((after,))
     except RecordError:  # reading the messages later raises this error again
         return False
@@ -167,6 +174,7 @@ def scan_topics(parts: Sequence[Path]) -> Topics:
     """Return the topics of the files of a recording, and the times of its first and last message. Raises `RecordError`
     if the reader is not installed, or a file is damaged or too large.
     """
+    # All messages are read for their times, but none is kept, since no topic is wanted.
     topics = Topics(())
     for path in parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):

@@ -74,8 +74,10 @@ class LoggedEpisode:
 
 def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
     """Return whether each row [n, k] has only finite numbers and, with a quaternion, a positive finite norm, [n]."""
+    # `values` are the numbers of a part of the record; quaternions w, x, y, z are in the last four columns of poses.
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, mappings.PoseColumns) and values.shape[1] == 7:
+        # A norm that overflows is infinite, so the pose is unknown.
         with np.errstate(over="ignore"):
             norms = np.linalg.norm(values[:, 3:], axis=1)
         known &= (norms > 0) & np.isfinite(norms)
@@ -84,9 +86,11 @@ def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
 
 def drop_zero_turns(values: Floats, columns: mappings.AnyColumns, warn: Callable[[str], None]) -> Floats:
     """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
+    # `values` are the numbers of any part, [n, k], and `columns` is its table in the mapping.
+    # Numbers that are not such poses are returned unchanged.
     if not isinstance(columns, mappings.PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
-    if not np.nan_to_num(values[:, :3]).any():
+    if not np.nan_to_num(values[:, :3]).any():  # nothing is known, not even a position
         return values
     warn("the orientation is left out, since it is zero or unknown throughout")
     # A position of zeros without an orientation means that tracking failed.
@@ -104,6 +108,7 @@ def build_episode(
     A clock time becomes a record if all mapped parts of the robot are known; time stamps show gaps. The first
     record comes after every tracked body has been seen: displacement, height and tilt are relative to record 0.
     """
+    # `series` (below) has the numbers of each part at the chosen instants, which become the n records.
     place = Place(file=episode.file, episode=episode.name)
     if episode.facts is not None:  # the facts about this trial
         mapping = msgspec.structs.replace(mapping, episode=episode.facts)
@@ -114,9 +119,11 @@ def build_episode(
         for name in mapping.columns_of(part):
             _require_width(name, episode.series[name], size)
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
+    # Times since the first record. Records get time stamps unless they are evenly spaced.
     is_even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _MAX_DEVIATION_STEPS
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
     body_index = {name: index for index, name in enumerate(bodies)}
+    # Bodies with unknown poses in some records, and bodies with orientations.
     partly_unknown = {name: body for name, body in bodies.items() if not body.known.all()}
     oriented = {name: body for name, body in bodies.items() if body.values.shape[1] == 7}
     action = series.get("action")
@@ -127,8 +134,10 @@ def build_episode(
         for name, columns in mapping.sources.items()
         if isinstance(columns, mappings.PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
     })  # fmt: skip
+    # A record has the orientations of all hands or of none.
     if any(have_orientation) and not all(have_orientation):
         warn("the orientations of the hands are left out, since one hand has no orientation")
+    # Channels that a record has only if they are known: `time_s` and the force at the wrist.
     further_channels = {} if is_even and not episode.has_stamps else {"time_s": time_s}
     forces = [
         _measure_wrist_forces(name, columns, episode, series, chosen, warn)
@@ -142,6 +151,7 @@ def build_episode(
     ]
     gripper_contact = None
     if grips:
+        # With several arms, there is one column per arm, [n, arms]; otherwise, the shape is [n].
         gripper_contact = np.stack(grips, axis=1) if mapping.arms else grips[0]
     recording = EpisodeArrays(
         header=_build_header(episode, mapping, tasks or {}, place),
@@ -155,6 +165,7 @@ def build_episode(
         body_quat_wxyz=_stack_bodies(oriented, slice(3, 7)),
         joint_torque_nm=np.hstack(torques) if torques else None,
         gripper_contact=gripper_contact,
+        # An action leads to the next record, so the last one is left out.
         action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
         extra=_mark_single_precision(add_header_mark({}, FOREIGN_LOG), episode),
         further=further_channels,
@@ -165,12 +176,15 @@ def build_episode(
         batch = from_recording(recording)
     except RecordError as error:
         raise error.with_place(place) from None
+    # Warn only about episodes that are valid.
     for source, problem in _find_implausible(episode.file, mapping, series):
         warn_once(source, problem)
     return batch
 
 
 def _require_width(part: str, samples: Series, size: int) -> None:
+    # Raises `RecordError` if `samples` does not have `size` numbers: 3 for a force, 1 for a grip.
+    # `part` is the name of the table in the mapping. The remedy says how to choose the numbers.
     width = samples.values.shape[1]
     if width != size:
         listed = f" The names are: {escape_controls(', '.join(samples.names))}." if samples.names else ""
@@ -184,6 +198,7 @@ def _require_width(part: str, samples: Series, size: int) -> None:
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     """Return the indices of the instants that become records, as `build_episode` explains."""
+    # Parts that are never known: an error for parts of the robot, a warning for bodies.
     unseen = [name for name, samples in episode.series.items() if not samples.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -201,6 +216,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         remedy = "Map topics that overlap in time."
         raise RecordError("the mapped parts are never known at the same time", remedy=remedy, place=place)
     label = f"{episode.file}: {episode.name}"
+    # Warn about instants that are left out: later ones with unknown parts, then many at the start.
     skipped_count = int((~is_usable[chosen[0] :]).sum())
     if skipped_count:
         problem = f"clock times left out, since a part of the robot is unknown then: {skipped_count}"
@@ -214,6 +230,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     if unseen:
         warn_once(label, f"bodies without a known pose: {', '.join(unseen)}; specifications on them have no verdict")
     for name, samples in episode.series.items():
+        # Count messages with a known pose that no record uses; `poses` is 0 if messages are not counted.
         unused_poses = samples.poses - int(samples.known[chosen].sum())
         if unused_poses > 0:
             hint = "; a faster topic as `clock` under [episode] makes more records"
@@ -231,7 +248,8 @@ _CHANNELS_OF_PART = {  # part of the mapping -> channels of a record
 
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
-    # Returns `extra`, with an entry that lists the channels whose numbers the log stores as float32.
+    # Returns `extra`, with an entry that lists the record's channels (arrays) that the log stores as float32.
+    # Names of parts without arm or body: `eef` for `eef.left`.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels: list[str] = []
     for part, part_channels in _CHANNELS_OF_PART.items():
@@ -244,37 +262,41 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
     """Return `M` rows of a part's numbers, [M, k], and for each row the first record at or after its time, [M]. There
     is a row for each message since record 0 and a row for the value sampled at each record.
     """
+    # `chosen` are the indices of the instants that become records, in ascending order.
+    # Each message and the first instant at or after its time; without all messages, the sampled values.
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
         messages, instants = samples.between
     records = np.searchsorted(chosen, instants)
+    # Messages before record 0 and after the last record belong to no record.
     is_counted = (instants >= chosen[0]) & (records < len(chosen))
     rows = np.concatenate([messages[is_counted], samples.values[chosen]])
     return rows, np.concatenate([records[is_counted], np.arange(len(chosen))])
 
 
 def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None:
-    # Returns `columns` of the poses of all bodies, [n, bodies, k]; None without bodies.
+    # Returns `columns` (positions or quaternions) of the poses of all bodies, [n, bodies, k]; None without bodies.
     # An unknown pose is replaced by the last known pose or, before any known pose, by the origin without rotation.
     filled_bodies = []
     for body in bodies.values():
+        # Index of the last record up to this one with a known pose; -1 = none.
         last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
         filled = body.values[np.maximum(last_known, 0), columns]
-        filled[last_known < 0] = np.eye(1, 4)[0] if filled.shape[1] == 4 else 0.0
+        filled[last_known < 0] = np.eye(1, 4)[0] if filled.shape[1] == 4 else 0.0  # quaternion 1, 0, 0, 0
         filled_bodies.append(filled)
     return np.stack(filled_bodies, axis=1) if filled_bodies else None
 
 
 def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
     """Return, per record and joint, the signed torque of largest magnitude since the previous record [N·m], [n, k]."""
+    # `chosen` are the indices of the instants that become records. An unknown torque is NaN.
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
     peaks = np.empty((len(chosen), rows.shape[1]))
     for joint in range(rows.shape[1]):
-        joint_torques = rows[:, [joint]]
-        magnitudes = np.abs(joint_torques[:, 0])
-        peaks[:, [joint]] = wrench.pick_largest(joint_torques, magnitudes, record_of_row, len(chosen))
+        magnitudes = np.abs(rows[:, joint])
+        peaks[:, [joint]] = wrench.pick_largest(rows[:, [joint]], magnitudes, record_of_row, len(chosen))
     # Torques before the first and after the last record are not judged. Warn if one exceeds all judged torques.
     if torques.between is not None:
         logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
@@ -293,6 +315,8 @@ def _measure_wrist_forces(
     chosen: NDArray[np.int64],
     warn: Callable[[str], None],
 ) -> Floats:
+    # Returns the largest force at one wrist in each record [N], [n, 3]; warns if it may include a tool's weight.
+    # `name` is the part's name, such as `wrench.left`. `series` has the parts at the n records.
     assert isinstance(columns, mappings.WrenchColumns)
     forces, record_of_row = _assign_to_records(episode.series[name], chosen)
     # The sensor of the table `wrench.left` is at the hand `eef.left`.
@@ -309,6 +333,7 @@ def _find_grip_contact(
     name: str, columns: mappings.AnyColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
     # Returns for each record whether any of its messages says that the gripper held something, [n].
+    # `name` is the part's name, such as `gripper.left`; `chosen` are the indices of the instants that become records.
     assert isinstance(columns, mappings.GripColumns)
     rows, record_of_row = _assign_to_records(episode.series[name], chosen)
     grip_values = rows[:, 0]
@@ -328,8 +353,11 @@ def _find_grip_contact(
 def _build_header(
     episode: LoggedEpisode, mapping: mappings.LogMapping, tasks: Mapping[str, str], place: Place
 ) -> dict[str, object]:
-    facts = mapping.episode
+    # Returns the header: names, outcome, robot and torque limits. `tasks` maps instructions to task ids.
+    # Raises `RecordError` if the success is unknown, or if torques have no usable limits.
+    facts = mapping.episode  # what the mapping says about the episode
     outcome = facts.outcomes.get(episode.name)
+    # The outcome in the mapping counts first, then its `success`, then what the log says; None = unknown.
     success = facts.success if isinstance(facts.success, bool) else episode.success
     if outcome is not None:
         success = outcome == "success"
@@ -373,17 +401,20 @@ def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment:
         return None
     robot = find_robot(embodiment)
     published_nm = robot.limits_nm if robot else ()
+    # Arms without limits in the mapping have the published ones.
     return tuple(limit for columns in torques for limit in columns.limits_nm or published_nm)
 
 
 def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Series, table: str) -> None:
     # Raises an error if limits are unknown or do not match the joints, or if the numbers may be motor currents.
+    # `table` is the name of the table in the mapping, such as `torque.left`; `samples` are the torques.
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         reason = "no torque limits are published for" if robot else "no torque limits are known for"
         needed_line = f"limits_nm under [{table}], one limit for each joint in N·m"
         remedy = f"Write {needed_line}, or name the robot as `embodiment` under [episode]."
         refuse_field(f"{reason} the robot {embodiment!r}", remedy, table)
+    # The numbers are torques if the mapping or a name says so; otherwise, some robots' efforts are currents.
     source_says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
     is_torque = columns.unit or columns.scale != 1 or source_says_torque
     joint_names = " ".join(samples.names or columns.names or ()).lower()
@@ -397,13 +428,16 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
     limits_nm, count = columns.limits_nm or (robot.limits_nm if robot else ()), samples.values.shape[1]
+    # The joints in the order of the robot, without those of the gripper.
     joints = sorted((name for name in samples.names if not re.search("finger|grip", name.lower())), key=_joint_order)
     problem = ""
+    # Published limits are in the order of the robot's joints; limits in the mapping are in the order of the numbers.
     if count != len(limits_nm):
         problem = f"{count} torques, but {len(limits_nm)} limits"
     elif columns.limits_nm is None and samples.names and [*samples.names] != joints:
         problem = "the joints are not in the order of their limits, which is from the base to the hand"
     if problem:
+        # Suggest names only if each has its own place in the order, and if there is one limit for each.
         is_order_known = len({*map(_joint_order, joints)}) == len(joints) == len(limits_nm)
         names_text = f"[{', '.join(map(quote_toml, joints))}]" if is_order_known else naming.FILL_IN
         listed = escape_controls(", ".join(samples.names) or "none")
@@ -436,6 +470,7 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     tasks: dict[str, str] = {}
     for text in texts:
         plain = unicodedata.normalize("NFC", text.lower())
+        # Unicode's categories L, M and N are letters, marks and numbers; S are symbols.
         words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # punctuation becomes space
         task = "-".join(words.split()) or "task"
         loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(plain)
@@ -446,13 +481,14 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _digest(text: str) -> str:
+    # Returns eight hexadecimal digits that differ for different texts. Unpaired surrogates are allowed.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def _find_implausible(
     file: str, mapping: mappings.LogMapping, series: Mapping[str, Series]
 ) -> Iterator[tuple[str, str]]:
-    # Yields (file, problem) for numbers that are valid, but probably wrong.
+    # Yields (file, problem) for numbers that are valid, but probably wrong. `series` has the parts at the records.
     for name, columns in mapping.sources.items():
         if not isinstance(columns, mappings.PoseColumns) or not series[name].known.any():
             continue

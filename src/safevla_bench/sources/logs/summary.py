@@ -20,26 +20,30 @@ _MOST_SHOWN = 8  # for each channel, maximum number of value ranges, and of warn
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
     """Yield, for each mapped part, a line that summarizes all episodes, then a line for each warning."""
+    # A part of the record, such as `eef`, is mapped to a topic or a feature.
     # Part -> lowest and highest values; part -> time bases with rates; part -> problems (dicts serve as ordered sets).
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}
     for episode in episodes:
         for name, columns in mapping.sources.items():
+            # `values` [n, k] has the part's numbers at n times, and `known` [n] whether they are known.
             samples = episode.series[name]
             rows, times_s = samples.values[samples.known], episode.time_s[samples.known]
             if samples.between is not None:  # use all messages, not only the latest at each instant
                 all_messages = samples.between[0][np.isfinite(samples.between[0]).all(axis=1)]
                 rows = all_messages if len(all_messages) else rows
             if isinstance(columns, PoseColumns):
-                rows = rows[:, :3]
+                rows = rows[:, :3]  # the position, without the orientation
             if not len(rows):
                 continue
+            # Extend the bounds of earlier episodes.
             low, high = bounds.get(name, (rows[0], rows[0]))
             bounds[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
             rate_hz = samples.rate_hz or 1 / episode.dt_s
             clocks.setdefault(name, {})[f"{samples.time_base or 'the clock'}, {format_significant(rate_hz)} Hz"] = None
             issues = problems.setdefault(name, {})
+            # Without a measured gap, use the longest time between known values.
             gap_s = samples.longest_gap_s or float(np.diff(times_s).max(initial=0.0))
             if gap_s * rate_hz > _MOST_PERIODS:
                 issues[f"{episode.name}: no message for {format_significant(gap_s)} s"] = None
@@ -52,7 +56,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
             if isinstance(columns, TorqueColumns):
                 robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
-                if len(limits) != rows.shape[1]:
+                if len(limits) != rows.shape[1]:  # the limits are unknown or do not fit, which is reported elsewhere
                     continue
                 ratio = float((np.abs(rows).max(axis=0) / limits).max())
                 if ratio > _MOST_TORQUE:
@@ -62,8 +66,9 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")
         bound_pairs = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
         extremes = [f"{format_significant(least)} to {format_significant(most)}" for least, most in bound_pairs]
-        times = "; ".join(list(clocks[name])[:3])
+        times = "; ".join(list(clocks[name])[:3])  # episodes may differ in time base or rate; at most three are shown
         yield escape_controls(f"  [{name}] {columns.source}: {times}; {', '.join(extremes)}{unit}")
+        # Parts of one arm are named like `gripper.left`, so only the first word counts.
         if name.partition(".")[0] == "gripper" and (low == high).all():
             yield "    warning: the value never changes"
         yield from (escape_controls(f"    warning: {problem}") for problem in list(problems[name])[:_MOST_SHOWN])

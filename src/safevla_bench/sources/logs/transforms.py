@@ -27,6 +27,7 @@ _XYZW = [4, 5, 6, 3]  # indices of x, y, z, w (scipy's order) in a pose [7]
 
 def plain_frame(name: str) -> str:
     """Return the name of a frame as in tf2, without a leading slash."""
+    # `/map` and `map` are the same frame.
     return name.removeprefix("/")
 
 
@@ -47,16 +48,19 @@ class FrameTree:
 
     def __init__(self, edges: Mapping[str, Edge], max_gap_ns: float) -> None:
         """Store the edges. Transforms that are more than `max_gap_ns` apart are not interpolated."""
+        # `edges` maps each child frame to its edge, which has the frame's poses in its parent frame.
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
         """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. A pose becomes
         NaN if a transform is unknown at this time. Raises `RecordError` if the tree does not connect the frames.
         """
+        # Each list begins with the frame itself, and has no root, so that each entry has an edge to its parent.
         up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
         # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
         while up_frames and down_frames and up_frames[-1] == down_frames[-1]:
             up_frames, down_frames = up_frames[:-1], down_frames[:-1]
+        # The frames in which the two paths end; they differ if no transforms connect `frame` with `into`.
         top_frame = self._edges[up_frames[-1]].parents[0] if up_frames else frame
         top_into = self._edges[down_frames[-1]].parents[0] if down_frames else into
         if top_frame != top_into:
@@ -70,16 +74,17 @@ class FrameTree:
         rotation = Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
         for child in up_frames:
             origin, axes = self._interpolate_frame(child, time_ns)
-            position = origin + axes.apply(position)
+            position = origin + axes.apply(position)  # from the child to its parent
             rotation = None if rotation is None else axes * rotation
         for child in reversed(down_frames):
             origin, axes = self._interpolate_frame(child, time_ns)
-            position = axes.inv().apply(position - origin)
+            position = axes.inv().apply(position - origin)  # from the parent to its child
             rotation = None if rotation is None else axes.inv() * rotation
+        # Quaternions are x, y, z, w in scipy, and w, x, y, z in poses.
         return position if rotation is None else np.hstack([position, rotation.as_quat()[:, [3, 0, 1, 2]]])
 
     def _list_ancestors(self, frame: str) -> list[str]:
-        # Returns the frame and its ancestors in order, except the root.
+        # Returns the frame and its ancestors in order, except the root, which has no edge; [] for the root itself.
         frames: list[str] = []
         while frame in self._edges:
             if frame in frames:
@@ -98,6 +103,7 @@ class FrameTree:
         from scipy.spatial.transform import Rotation
 
         edge = self._edges[child]
+        # A static pose holds until the next one, and the first also before its time.
         if edge.static:
             poses = edge.poses[find_held(edge.time_ns, time_ns)]
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
@@ -111,6 +117,8 @@ def find_held(known_ns: Ints, time_ns: Ints) -> Ints:
 
 def interpolate_poses(known_ns: Ints, poses: Floats, time_ns: Ints, max_gap_ns: float) -> tuple[Floats, Rotation]:
     """Return the positions (NaN = unknown) and rotations at each time, from poses [n, 7] at ascending `known_ns`."""
+    # A position is known at the time of a pose, and between two poses that are at most `max_gap_ns` apart.
+    # Rotations are always returned; ignore them where the position is NaN.
     from scipy.spatial.transform import Rotation, Slerp
 
     before = np.searchsorted(known_ns, time_ns, side="right") - 1  # index of latest pose; -1 = none
@@ -119,6 +127,7 @@ def interpolate_poses(known_ns: Ints, poses: Floats, time_ns: Ints, max_gap_ns: 
     gap_ns = np.diff(known_ns, append=known_ns[-1])[before]
     is_between = (elapsed_ns < gap_ns) & (gap_ns <= max_gap_ns)
     is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)
+    # Interpolators accept no time outside `known_ns`; results there are unknown anyway.
     clipped_ns = np.clip(time_ns, known_ns[0], known_ns[-1])
     position = np.stack([np.interp(clipped_ns, known_ns, column) for column in poses[:, :3].T], axis=1)
     position[~is_known] = np.nan

@@ -27,6 +27,7 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
     Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages have an unsupported
     encoding, a name in the mapping does not exist, or the clock has fewer than two instants.
     """
+    # A taker collects a topic's messages for one part of the record; a mark is a message that begins or ends a trial.
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
     takers: dict[str, NumberTaker | PoseTaker] = {}
     for part, columns in mapping.sources.items():
@@ -34,6 +35,7 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
         takers[part] = taker_class(part, columns.source, budget, columns=columns)
     marks = {trial.marker: MarkTaker("marker", trial.marker, budget) for trial in mapping.trials if trial.marker}
     transforms = TransformTree(budget)
+    # Read all messages first, then cut them into trials.
     first_ns = _collect_messages(recording, mapping, [*takers.values(), *marks.values()], transforms)
     for taker in takers.values():
         taker.require_some()
@@ -47,7 +49,10 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
-    # Passes each message to the `takers` for its topic. Returns the log time of the first message [ns].
+    # Passes each message to the `takers` for its topic, which store its numbers.
+    # Returns the log time of the first message [ns].
+    # Raises `RecordError` if the recording has no messages, or lacks a topic of the mapping.
+    # Transforms are only read if the mapping converts a pose to another frame (`in`).
     needs_transforms = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     transform_topics = frozenset(mapping.transforms.topics if needs_transforms else ())
     topics, message_index = Topics({*transform_topics, *(taker.topic for taker in takers)}), 0
@@ -61,6 +66,7 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
                     topic_takers = [taker for taker in takers if taker.topic == channel.topic]
                     readers[channel] = decode, topic_takers, channel.topic in transform_topics
                     for taker in topic_takers:
+                        # A latched topic gives its last message to late subscribers.
                         taker.latched |= channel.latched or is_static(channel.topic)
                 decode, topic_takers, is_transform = readers[channel]
                 message = decode(content)
@@ -82,9 +88,11 @@ def _list_trials(
     recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int
 ) -> Iterator[MessageSpan]:
     # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
+    # `marks` maps each marker (a topic) to its messages. `first_ns` is the log time of the recording's first message.
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode, first_ns)
+    # The facts about a trial are one table [[episode]] of the mapping, with a marker or times.
     spans: list[tuple[int, int, int]] = []  # begin [ns], end [ns], index of the trial's facts
     for number, facts in enumerate(mapping.trials):
         if facts.marker is None:
@@ -105,6 +113,7 @@ def _list_trials(
                     open_since_ns = time_ns
             if open_since_ns is not None:  # the last trial lasts until the end of the recording
                 spans.append((open_since_ns, _END, number))
+    # `before` and `after` are the indices of trials that follow each other in time.
     for (before, span), (after, next_span) in pairwise(sorted(enumerate(spans), key=lambda trial: trial[1])):
         if next_span[0] < span[1]:
             problem = (
@@ -118,4 +127,5 @@ def _list_trials(
 
 def _find_log_time(bound_s: float, first_ns: int) -> int:
     # Returns a trial's start or end as a log time [ns].
+    # Large numbers count from 1970, and others from the recording's first message.
     return round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)

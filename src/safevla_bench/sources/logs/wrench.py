@@ -35,27 +35,31 @@ def measure_forces(
     `time_s` are the times of the records, [n]. `hand` are the hand's poses, [n, 7], or [n, 3] without orientation.
     Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
+    # `columns` has the mapping's settings: the force without contact (`tare`, or None = measured), and the tool's mass.
     rotations = None
     if hand is not None and hand.shape[1] == 7:
         from scipy.spatial.transform import Rotation
 
-        rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])
+        rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])  # scipy's order is x, y, z, w
     if columns.tare is not None:
         tare_records, offset_n = slice(0, 1), np.array(columns.tare)  # compare rotations with record 0
     else:
         tare_records = _find_still_records(time_s, hand, rotations, columns.tare_s)
+        # The offset is the mean of the forces that were measured while the hand was still.
         is_tare_row = (record >= tare_records.start) & (record < tare_records.stop)
         offset_n = np.nanmean(forces[is_tare_row], axis=0)
     problem, weights_n = "", np.zeros((len(time_s), 3))
     if columns.mass_kg is not None:
         if rotations is None:
             refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
+        # The tool's weight in the axes of the hand, for each record.
         weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
         # An offset that is measured at rest includes the tool's weight; the mapping's `tare` does not.
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
         problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
     else:
+        # Without the mass, a turn of the hand since the tare makes the tool's weight look like a force.
         turn_rad = (rotations[tare_records.start].inv() * rotations).magnitude().max()
         if turn_rad > _TURNED_RAD:
             problem = (
@@ -68,7 +72,7 @@ def measure_forces(
 
 def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], count: int) -> Floats:
     """Return for each of `count` records its row [k] of largest magnitude, [count, k]; NaN without a finite row."""
-    # `magnitudes` and `record` have the magnitude and the record of each row.
+    # `magnitudes` and `record` have the magnitude and the record of each row, [M]; `rows` is [M, k].
     order = np.lexsort((magnitudes, record))  # sort by record, then by magnitude; NaN last
     order = order[np.isfinite(rows[order]).all(axis=1)]
     largest = np.full((count, rows.shape[1]), np.nan)
@@ -77,7 +81,8 @@ def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], co
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
-    # Returns the first interval of `length_s` in which the hand is still. Raises `RecordError` if there is none.
+    # Returns the records (as a slice) of the first interval of `length_s` in which the hand is still.
+    # Raises `RecordError` if there is none. `hand` has the hand's poses, [n, 3 or 7], and `rotations`; None = unknown.
     if hand is not None:
         # For each record, the index of the record `length_s` later, which ends the interval; 1e-9 is a tolerance.
         last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))

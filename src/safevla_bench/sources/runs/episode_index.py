@@ -65,10 +65,12 @@ class EpisodeIndex:
     kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit into `KEPT_BYTES`
 
     def __len__(self) -> int:
+        # The number of valid episodes.
         return len(self.notes)
 
     @cached_property
     def headers(self) -> tuple[Header, ...]:
+        # The header of each valid episode, in order; invalid episodes are only in `problems`.
         return tuple(note.header for note in self.notes)
 
     @cached_property
@@ -83,12 +85,13 @@ class EpisodeIndex:
 
     @cached_property
     def stamps_s(self) -> Stamps:
-        """Index of an episode -> times of its records [s], for the episodes with time stamps."""
+        """Index of an episode -> seconds from record 0 to each record; no entry if the records are `dt` apart."""
         return {index: note.stamps_s for index, note in enumerate(self.notes) if note.stamps_s is not None}
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw state which no real robot can measure, without duplicates; None = unnamed policy."""
+        # The keys of a dictionary are distinct and keep their order.
         return tuple(dict.fromkeys(note.header.policy for note in self.notes if note.is_privileged))
 
     @property
@@ -103,7 +106,8 @@ class EpisodeIndex:
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
         # Returns each source with the indices of its episodes.
-        # The notes are in the order of the sources, so the notes of each source are consecutive.
+        # A note has the facts about one episode. Notes are in the order of the sources, so each source has a range.
+        # bounds[k] is the number of episodes before source k; the last bound is the number of all episodes.
         bounds = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return [(source, range(bounds[k], bounds[k + 1])) for k, source in enumerate(self.sources)]
 
@@ -113,18 +117,19 @@ class EpisodeIndex:
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
-        seen: dict[EpisodeKey, int] = {}
+        seen: dict[EpisodeKey, int] = {}  # (policy, episode id) -> index of the first source with this episode
         for note in self.notes:
             policy, episode_id = note.header.key
-            other, path = seen.setdefault(note.header.key, note.source), self.sources[note.source].path
-            if other != note.source:
-                problem = f"policy {policy!r} has the same episode in {self.sources[other].path}"
+            first_source = seen.setdefault(note.header.key, note.source)
+            if first_source != note.source:
+                problem = f"policy {policy!r} has the same episode in {self.sources[first_source].path}"
                 remedy = (
                     "An episode in two sources would count twice in a table. Name each source once. Record a policy "
                     "such as noop in only one run, and name different policies differently (NAME=PATH). Or use "
                     "`safevla compare`, which judges each source alone."
                 )
-                raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
+                place = Place(file=str(self.sources[note.source].path), episode=episode_id)
+                raise RunError(problem, remedy=remedy, place=place)
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
         """Yield all valid episodes in batches, in order; each batch is from one source. Batches with the episodes at
@@ -133,15 +138,18 @@ class EpisodeIndex:
         """
         wanted = frozenset(wanted)
         for source_index, (source, indices) in enumerate(self.by_source()):
+            # The (policy, episode id) of the source's valid episodes; the filter below drops all other episodes.
             keys = {self.headers[index].key for index in indices}
             first = indices.start  # index of the next batch's first episode
+            # `self.kept` has each source's valid episodes if all fit into memory; the parameter `kept` is an output.
             batches = source.read() if self.kept is None else self.kept[source_index]
             for batch in merge_batches(_filter_episodes(batches, keys)):
-                chosen = [offset for offset in range(len(batch)) if first + offset in wanted]
+                chosen = [offset for offset in range(len(batch)) if first + offset in wanted]  # offsets in the batch
                 if kept is not None and chosen:
                     kept.append(select_episodes(batch, chosen))
                 first += len(batch)
                 yield batch
+            # After the last batch, `first` is the end of the source's range, unless episodes were added or lost.
             if first != indices.stop:
                 raise _changed_source(source.path)
 
@@ -151,6 +159,7 @@ class EpisodeIndex:
         return concatenate_batches(batches) if batches else None
 
     def find_source(self, index: int) -> RecordSource:
+        # Returns the source of the episode at this index.
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
@@ -161,33 +170,39 @@ class EpisodeIndex:
         episode_by_key: dict[EpisodeKey, Batch] = {}
         for source_index, source in enumerate(self.sources):
             wanted = [note for note in notes if note.source == source_index]
+            # `self.kept` has each source's valid episodes if all fit into memory; None = read the files again.
             episode_by_key |= _read_wanted(source, wanted, None if self.kept is None else self.kept[source_index])
         return concatenate_batches([episode_by_key[note.header.key] for note in notes]) if notes else None
 
     def read_episode(self, index: int) -> Batch:
         """Return the episode at an index. Raises the same errors as `read_episodes`."""
         episode = self.read_episodes([index])
-        assert episode is not None
+        assert episode is not None  # there is one index, so there is a batch of one episode
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
         """Return all episodes in order. Episodes not at `indices` have only a header, a length and time stamps."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
+        # `batch` holds the chosen episodes and then all others; `order` has, for each episode, its index in `batch`.
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
-        order = np.argsort([*chosen, *self._other_indices(chosen)])  # for each episode in order, its index in `batch`
+        order = np.argsort([*chosen, *self._other_indices(chosen)])
         return select_episodes(batch, order)
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
         """Return the episodes of `batches` (at `indices`), then all others with only header, length and time stamps."""
         others = self._other_indices(indices)
+        # An episode without time stamps has an empty array.
         times_s = [self.stamps_s.get(index, np.empty(0)) for index in others]
         counts = np.array([len(times) for times in times_s], dtype=np.int64)
+        # The channel's row width is 1 if the episode has time stamps, else -1 (not recorded).
+        # The empty array in front lets `concatenate` accept a list without episodes.
         stamps = Channel(np.concatenate([np.empty(0), *times_s]), offsets_of(counts), np.where(counts, 1, -1))
         without_records = batch_of_headers([self.headers[index] for index in others], self.lengths[others])
         return concatenate_batches([*batches, replace(without_records, further={"time_s": stamps})])
 
     def _other_indices(self, indices: Collection[int]) -> list[int]:
+        # Returns the indices of all episodes that are not at `indices`, ascending.
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
@@ -207,26 +222,31 @@ class Scan:
         for source in self.sources:
             files = [source.path] if source.path.is_file() else archive_parts(source.path)
             total_bytes += sum(path.stat().st_size for path in files)
+        # `_spend` uses this limit for facts and errors, not for records. Larger files may have more episodes.
         self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of facts about the episodes")
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
-        self._shared_values: dict[tuple[str, object], Any] = {}
+        self._shared_values: dict[tuple[str, object], Any] = {}  # (field, value) -> its only copy in memory
+        # Batches of each source; None once they exceed `KEPT_BYTES`.
         self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
-        self._free_bytes = KEPT_BYTES
-        self._batches = self._read_batches()
+        self._free_bytes = KEPT_BYTES  # what is left of the memory for `_kept`
+        self._batches = self._read_batches()  # a generator, so nothing is read yet
 
     def __iter__(self) -> Iterator[Batch]:
+        # Always the same iterator: the sources are read only once.
         return self._batches
 
     def index(self) -> EpisodeIndex:
         """Read the remaining episodes, and return the index of all episodes; invalid episodes are its `problems`."""
+        # Reading the batches fills the lists below; callers may have read some batches before.
         for _ in self._batches:
             pass
         kept = None if self._kept is None else tuple(self._kept)
         return EpisodeIndex(tuple(self.sources), tuple(self._notes), tuple(self._problems), tuple(self._lost), kept)
 
     def _read_batches(self) -> Iterator[Batch]:
+        # Yields merged batches of valid episodes, and keeps them while all of them fit into `KEPT_BYTES`.
         for source_index, source in enumerate(self.sources):
             for batch in merge_batches(self._note_batches(source_index, source)):
                 if self._kept is not None:
@@ -238,27 +258,28 @@ class Scan:
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
         # Yields the source's valid episodes.
-        # Stores the facts about these episodes, the errors, and the lost episodes in this scan.
-        place, damaged_ids = 0, set()  # `place`: index of the next episode among all episodes of the source
+        # Appends their facts to `_notes`, errors to `_problems`, and episodes lost in damaged files to `_lost`.
+        place, damaged_ids = 0, set()  # `place`: index of the next episode among all (also invalid) episodes
         for batch in source.scan():
             if isinstance(batch, RecordError):
                 self._spend(_ERROR_BYTES, source)
                 self._problems.append(batch)
                 if isinstance(batch, DamageError):
                     damaged_ids.add(batch.place.episode)
-                    place += batch.episodes or 0
+                    place += batch.episodes or 0  # number of lost episodes; None = unknown
                 else:
                     place += 1
                 continue
-            # One sequence for each field of `EpisodeNote`, in the order of the fields.
+            # One sequence [episodes of the batch] for each field of `EpisodeNote`, in the order of the fields.
             headers, lengths = map(self._share_values, batch.headers), batch.lengths.tolist()
-            marks = mark_flags(batch, PRIVILEGED), earlier_resets(batch), kitchens(batch), start_marks(batch)
-            times = map(batch.stamps_s.get, range(len(batch)))
-            notes = list(map(EpisodeNote, headers, lengths, *marks, times, repeat(source_index), count(place)))
+            header_facts = mark_flags(batch, PRIVILEGED), earlier_resets(batch), kitchens(batch), start_marks(batch)
+            times_s = map(batch.stamps_s.get, range(len(batch)))  # None for an episode without time stamps
+            notes = list(map(EpisodeNote, headers, lengths, *header_facts, times_s, repeat(source_index), count(place)))
             self._spend(_estimate_bytes(notes), source)
             self._notes += notes
             place += len(notes)
             yield batch
+        # `source.expected` lists the episodes that must have a record; None = unknown.
         self._lost += [absent for absent in source.expected or () if absent.episode_id in damaged_ids]
 
     def _share_values(self, header: Header) -> Header:
@@ -267,10 +288,11 @@ class Scan:
         for name in _SHARED_FIELDS:
             value = getattr(header, name)
             key = repr(value) if isinstance(value, Mapping) else value  # a mapping cannot be a dictionary key
-            shared_values[name] = self._shared_values.setdefault((name, key), value)
+            shared_values[name] = self._shared_values.setdefault((name, key), value)  # the first of equal values
         return replace_fields(header, **shared_values)
 
     def _spend(self, size_bytes: int, source: RecordSource) -> None:
+        # Counts memory for facts or errors. Raises `RecordError`, with the source's path, if the limit is exceeded.
         try:
             self._budget.spend(size_bytes)
         except RecordError as error:
@@ -279,15 +301,15 @@ class Scan:
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
     """Read the sources once and return the index of their episodes; invalid episodes are its `problems`."""
-    return Scan(paths).index()
+    return Scan(paths).index()  # it reads all batches, and keeps them only if they fit into memory
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
     """Read the sources once; return their valid episodes as one batch (None if there are none) and the index."""
-    with limit_memory(", ".join(map(str, paths))):
-        reading = Scan(paths)
-        batches = list(reading)
-        return concatenate_batches(batches) if batches else None, reading.index()
+    with limit_memory(", ".join(map(str, paths))):  # the text names the sources in errors
+        sources_scan = Scan(paths)
+        batches = list(sources_scan)  # this pass also fills the scan's index
+        return concatenate_batches(batches) if batches else None, sources_scan.index()
 
 
 def open_archive(path: str | Path) -> Batch:
@@ -295,6 +317,7 @@ def open_archive(path: str | Path) -> Batch:
     `RecordError` or `CollectedError` for bad episodes.
     """
     source = Path(path)
+    # A plain archive file needs no index. A folder or a robot's log is read through the index.
     if not source.is_dir() and find_log(source) is None:
         return archive.open_archive(source)
     batch, index = read_sources([source])
@@ -310,9 +333,10 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     record_count = total_bytes = 0
     for batch in batches:
         gathered.append(batch)
-        record_count += int(batch.starts[-1])
+        record_count += int(batch.starts[-1])  # the last offset is the number of records
         total_bytes += _batch_bytes(batch)
         if record_count >= CHUNK_RECORDS or total_bytes >= CHUNK_BYTES:
+            # A single large batch is yielded without a copy.
             yield concatenate_batches(gathered) if len(gathered) > 1 else batch
             gathered, record_count, total_bytes = [], 0, 0
     if gathered:
@@ -336,7 +360,8 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _batch_bytes(batch: Batch) -> int:
-    # Returns the memory of a batch without its headers [bytes], since the index keeps the headers anyway.
+    # Returns the memory of a batch [bytes], without its headers, which the index keeps anyway.
+    # `extra` holds one mapping of host-specific fields per episode; `_array_bytes` counts no values other than arrays.
     return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 
@@ -346,11 +371,13 @@ def _array_bytes(value: object) -> int:
         return value.nbytes
     if isinstance(value, Mapping):
         return sum(map(_array_bytes, value.values()))
+    # The fields of a dataclass. A value of another type has no such fields, so the sum is 0.
     return sum(_array_bytes(getattr(value, name)) for name in getattr(value, "__dataclass_fields__", ()))
 
 
 def _estimate_bytes(value: object) -> int:
     # Returns the approximate memory of a value and of all values in it [bytes].
+    # `_OBJECT_BYTES` (48) is about the size of an empty text or list; a number, None or a struct takes about half.
     if value is None or isinstance(value, int | float):
         return _OBJECT_BYTES // 2
     if isinstance(value, str):
@@ -358,15 +385,17 @@ def _estimate_bytes(value: object) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
+        # A mapping counts like a list of its keys and values.
         return _estimate_bytes([*value, *value.values()])
     if isinstance(value, list | tuple):
-        return _OBJECT_BYTES + 8 * len(value) + sum(map(_estimate_bytes, value))
+        return _OBJECT_BYTES + 8 * len(value) + sum(map(_estimate_bytes, value))  # 8 bytes per reference to an item
+    # The fields of a msgspec struct or a dataclass; () for other types.
     names: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))
     return _OBJECT_BYTES // 2 + sum(_estimate_bytes(getattr(value, name)) for name in names)
 
 
 def _filter_episodes(batches: Iterable[Batch | RecordError], keys: set[EpisodeKey]) -> Iterator[Batch]:
-    # Yields the episodes with these keys; errors are left out.
+    # Yields the episodes with these keys (policy, episode id), in batches; errors are left out.
     for batch in batches:
         if isinstance(batch, RecordError):
             continue
@@ -381,6 +410,7 @@ def _read_wanted(
     source: RecordSource, wanted: Sequence[EpisodeNote], kept: Sequence[Batch] | None
 ) -> dict[EpisodeKey, Batch]:
     # Returns key -> batch of one episode. Raises `RunError` if the source lacks one of the wanted episodes.
+    # `kept` has the source's valid episodes if they are in memory; None = read files. A key is (policy, episode id).
     keys = {note.header.key for note in wanted}
     if not wanted:
         return {}
@@ -396,5 +426,6 @@ def _read_wanted(
 
 
 def _changed_source(path: Path) -> RunError:
+    # Returns the error for the caller to raise.
     remedy = "Run the command again when no other process writes to the source."
     return RunError("the source changed while it was read", remedy=remedy, place=Place(file=str(path)))

@@ -80,6 +80,7 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
     @classmethod
     def from_row(cls, row: object, **values: str | None) -> AbsentEpisode:
         """Return the episode with the fields of `row` (a header, or a row of a table). `values` override fields."""
+        # A field that `row` lacks is None; a value in `values` takes precedence over the row's value.
         return cls(**{name: getattr(row, name, None) for name in cls.__struct_fields__} | values)  # type: ignore[arg-type]
 
 
@@ -125,11 +126,12 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        # Returns episode id -> the statement of the episode's policy about itself.
-        return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
+        # Returns episode id -> the policy's statement about itself, such as its checkpoint, if it made one.
+        return {episode_id: greeting.says for greeting in self.policies_say for episode_id in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
         """Return a copy of `description` (the content of run.json) with the known facts added to its key `volatile`."""
+        # A fact is known if it is not empty.
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -148,6 +150,7 @@ def readable(path: Path, remedy: str) -> Iterator[None]:
     try:
         with limit_memory(path):
             yield
+    # A `RecordError` has its own remedy. `remedy` is for the errors of the file system, of decoders and of Arrow.
     except RecordError as error:
         raise RunError(f"cannot be read: {error.problem}", remedy=error.remedy, place=Place(file=str(path))) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
@@ -188,6 +191,7 @@ def archive_digest(path: Path) -> str | None:
             digests = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
     except (RunError, FileNotFoundError):  # another process completed the run and removed its raw episodes
         return None
+    # These lines are those that `sha256sum` prints for the files: digest, two spaces, name.
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -197,7 +201,7 @@ def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
-    return (host, texts) if isinstance(host, str) else (None, {})
+    return (host, texts) if isinstance(host, str) else (None, {})  # a host of another type counts as none
 
 
 def read_description(folder: Path) -> dict[str, object]:
@@ -211,6 +215,7 @@ def read_description(folder: Path) -> dict[str, object]:
 
 def is_own_loop(description: Mapping[str, object]) -> bool:
     """Return whether a run was recorded by a user's own script with the recorder. Only this script can continue it."""
+    # `safevla eval` names its protocol in run.json; the recorder in a user's script writes `OWN_LOOP` instead.
     protocol = description.get("protocol")
     return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
 
@@ -219,11 +224,12 @@ def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:
     """Return the entries for policies in a run.json; [] if there are none (an archive has no run.json)."""
     rows = description.get("policies")
     listed = rows if isinstance(rows, list | tuple) else ()
+    # Malformed entries are left out, because a user may have edited run.json.
     return [row for row in listed if isinstance(row, Mapping) and isinstance(row.get("policy"), str)]
 
 
 def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the `volatile` facts in a run.json; {} if there are none."""
+    """Return the `volatile` facts of a run.json, which vary between repetitions of a run; {} if there are none."""
     volatile = description.get("volatile")
     return volatile if isinstance(volatile, Mapping) else {}
 
@@ -240,6 +246,7 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
     """Raise `RunError` at `place` if code versions in `codes` and `others` differ. If `is_allowed`, log a warning
     instead. Also log a warning if a version is unknown, since it cannot be compared.
     """
+    # Two lines for the message: all versions in `codes`, and all versions in `others`.
     listed = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
         problem = f"the episodes here and the other episodes were recorded by different versions of the code:\n{listed}"
@@ -254,6 +261,7 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
     """Write the table of all planned episodes. An existing table is replaced."""
+    # Parquet holds only valid UTF-8, so lone surrogates in texts are written as escape sequences.
     plain_rows = map_texts(msgspec.to_builtins(rows), escape_surrogates)
     table = pa.Table.from_pylist(plain_rows, schema=_EPISODES_SCHEMA)
     write_atomically(own_path(folder, EPISODES), encode_parquet(table))
@@ -271,6 +279,7 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
 def read_facts(folder: Path) -> DayFacts:
     """Return the `volatile` facts of a complete run. Raises `RunError` if run.json is missing or damaged."""
     try:
+        # A fact that run.json lacks gets its default, which is empty.
         return msgspec.convert(read_volatile(read_description(folder)), DayFacts)
     except msgspec.ValidationError as error:
         place = Place(file=str(folder / RUN), field="volatile")
@@ -279,12 +288,14 @@ def read_facts(folder: Path) -> DayFacts:
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
     """Return policy -> latencies in its episodes, for policies with a server in run.json and a measured latency."""
+    # Only the entry of a policy with a server has a `dialect`, the format of the server's requests.
     served_policies = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     if not served_policies:
         return {}
     latencies = read_facts(folder).policy_latency.items()
     by_policy: dict[str, list[Latency]] = {}
     for policy in served_policies:
+        # The id of an episode begins with its policy.
         own_latencies = [latency for episode_id, latency in latencies if episode_id.startswith(f"{policy}/")]
         if own_latencies:
             by_policy[policy] = own_latencies
@@ -311,7 +322,7 @@ def encode_json(document: object) -> bytes:
     """Return a document as JSON. Invisible characters and lone surrogates are written as escape sequences."""
     try:
         return escape_json(msgspec.json.encode(document))
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a text has a lone surrogate, which UTF-8 cannot encode
         return escape_json(msgspec.json.encode(map_texts(msgspec.to_builtins(document), escape_surrogates)))
 
 
@@ -355,7 +366,7 @@ def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) 
     """
     from PIL import Image
 
-    form = _PICTURES.get(Path(frame.file).suffix)
+    form = _PICTURES.get(Path(frame.file).suffix)  # the file name's ending determines the format
     if form is None:
         return None
     try:
@@ -363,7 +374,8 @@ def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) 
         with Image.open(io.BytesIO(content), formats=[form]) as image:
             if image.width * image.height > _MAX_PIXELS:
                 return None
-            image.load()
+            image.load()  # decode the pixels now, so that a damaged picture raises here
+    # Pillow raises all these types for damaged or huge pictures.
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeWarning, Image.DecompressionBombError):
         return None
     return form, content
@@ -383,6 +395,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
         return ()
     with readable(path, "Remove the folder and make the frames again: safevla frames RUN."):
         frames = decode_json(read_input(path), _Index).frames
+        # Without slashes and leading dots, a file name cannot lead out of the folder.
         for frame in frames:
             if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
                 raise ValueError(f"{frame.file!r} is not a valid file name of a frame")
@@ -401,8 +414,9 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
     then 8 hexadecimal digits (a digest of policy and id).
     """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG_LENGTH:].strip("-")
+    # `repr` distinguishes the policy None from a policy named None.
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{legible}-{digest}" if legible else digest
+    return f"{legible}-{digest}" if legible else digest  # an id without a-z or 0-9 leaves only the digest
 
 
 # Comparison of the plan in run.json with the table of episodes
@@ -454,6 +468,7 @@ class PlanDifference:
 
 def name_episode(policy: str, task: str, episode: int) -> str:
     """Return the id of a planned episode; `task` is `SUITE/TASK`."""
+    # `episode` counts from 0 in each task.
     return f"{policy}/{task}/ep_{episode:03d}"
 
 
@@ -471,24 +486,29 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
         expected, planned = plan.planned, _list_planned(plan, rows)
     else:  # the stopping rule determined the number of episodes
         expected, planned = plan.decision.episodes, None
+    # If only the number of planned episodes is known, not their names, the numbers are compared.
     if planned is None or len(planned) != expected:
-        surplus = len(rows) - expected
+        surplus = len(rows) - expected  # negative if episodes are missing
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
     listed = {row.episode_id for row in rows}
     missing = [absent for name, absent in planned.items() if name not in listed]
+    # A row counts as unplanned if its id is not in the plan or repeats the id of another row.
     return PlanDifference(tuple(missing), unplanned=len(rows) - len(listed & planned.keys()))
 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
     # Returns id -> planned episode, in plan order; None if run.json does not determine the planned episodes.
+    # A shard has consecutive episodes of the whole plan, so the whole plan is listed first.
     whole_count = plan.shard.whole if plan.shard else plan.planned
+    # A value in `_SUITE_SIZES` means as many episodes as the suite defines. A plan of over a million is not listed.
     if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
     suite_size: dict[str, int] = {}  # suite -> largest number of episodes of a task
     for row in rows:
-        suite_size[row.benchmark] = max(suite_size.get(row.benchmark, 0), row.episode + 1)
+        suite_size[row.benchmark] = max(suite_size.get(row.benchmark, 0), row.episode + 1)  # episodes count from 0
     episodes_of_task: dict[str, int] = {}  # task -> number of its episodes
     for task in plan.tasks:
+        # A task is SUITE/TASK. Without a number in run.json, the table's largest episode number gives the suite's size.
         count = plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)
         episodes_of_task[task] = max(0, count)
     if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # run.json lacks a policy or task
@@ -499,10 +519,11 @@ def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
         for task, count in episodes_of_task.items()
         for number in range(count)
     )
-    first = max(0, plan.shard.first) if plan.shard else 0
+    first = max(0, plan.shard.first) if plan.shard else 0  # index in the whole plan
     planned = {}
     for policy, task, number in islice(episodes, first, first + max(0, plan.planned)):
-        name, (benchmark, _, task_id) = name_episode(policy, task, number), task.partition("/")
+        name = name_episode(policy, task, number)
+        benchmark, _, task_id = task.partition("/")
         planned[name] = AbsentEpisode(
             episode_id=name, benchmark=benchmark, task_id=task_id, policy=policy, outcome=MISSING, reason=_REASON
         )

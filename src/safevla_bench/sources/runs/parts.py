@@ -49,6 +49,7 @@ class RawEpisode(run_folder.EpisodeRow):
 
     @property
     def has_record(self) -> bool:
+        # False only for an episode in which the simulator, the policy or its server failed.
         return self.outcome != _CRASHED
 
 
@@ -71,6 +72,7 @@ def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | Non
         path.unlink(missing_ok=True)
     else:
         write_atomically(path, record)
+    # The row is written last: an episode without a row counts as unfinished.
     write_atomically(own_path(folder, RAW, path.with_suffix(_ROW_SUFFIX).name), run_folder.encode_json(episode) + b"\n")
 
 
@@ -110,7 +112,7 @@ def record_files(folder: Path) -> list[Path]:
     """
     parts = run_folder.archive_parts(folder)
     if parts or not has_raw(folder):
-        return parts
+        return parts  # [] if there is no folder `raw`, either
     return [record_path(folder, index) for index, episode in read_raw(folder).items() if episode.has_record]
 
 
@@ -131,6 +133,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
     statements = facts.statements  # computed once for all rows
     episodes = []
     for row in episode_rows(folder):
+        # Facts that were not recorded are None.
         latency, ran_on = facts.policy_latency.get(row.episode_id), facts.ran_on.get(row.episode_id)
         greeting = statements.get(row.episode_id)
         episodes.append(RawEpisode(**asdict(row), latency=latency, greeting=greeting, ran_on=ran_on))
@@ -141,6 +144,7 @@ def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_fold
     """Return the facts of a run that vary between repetitions. Equal statements of a policy in a suite are merged."""
     latencies: dict[str, run_folder.Latency] = {}
     ran_on: dict[str, str] = {}
+    # (policy, suite, statement as JSON) -> the statement with the ids of its episodes.
     greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
     for episode in episodes:
         if episode.ran_on:
@@ -163,6 +167,7 @@ def plan_digest(folder: Path) -> str:
     """Return the sha256 of a complete run's plan (all episodes, in order). The digest does not depend on outcomes.
     Raises the same errors as `episode_rows`.
     """
+    # `_PLANNED_FIELDS` are known before an episode runs, such as policy, task and seeds.
     planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
     return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
 
@@ -172,6 +177,7 @@ def read_record(folder: Path, index: int) -> Batch:
     path = record_path(folder, index)
     try:
         with limit_memory(path):
+            # A raw file has one episode: a batch of one, or an error if its content is invalid.
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
         row_path = path.with_suffix(_ROW_SUFFIX)
@@ -193,10 +199,12 @@ def read_unfinished(
     """
     selection = EpisodeSelection(wanted)
     for index, episode in episodes.items():
+        # `next_wanted` counts its calls, so it must be called for every record, and only for episodes with a record.
         if episode.has_record and selection.next_wanted():
             try:
                 yield read_record(folder, index)
             except RecordError as error:
+                # If the raw records are gone, another process completed the run and moved them into an archive.
                 if not has_raw(folder):
                     problem, place = "the run was completed while it was read", Place(file=str(folder))
                     raise RunError(problem, remedy="Run the command again.", place=place) from None
@@ -213,15 +221,16 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
-    # Returns index in the plan -> file of the episode's row, in plan order.
+    # Returns index in the plan -> file of the episode's row, in plan order; other files are ignored.
     paths = [path for path in (folder / RAW).iterdir() if path.suffix == _ROW_SUFFIX and path.stem.isdecimal()]
     return dict(sorted((int(path.stem), path) for path in paths))
 
 
 def _read_row(path: Path) -> RawEpisode:
+    # Returns a finished episode from its file in `raw/`.
     try:
         return decode_input(path, partial(decode_json, kind=RawEpisode))
-    except FileNotFoundError:
+    except FileNotFoundError:  # another process may have removed it; the row is not damaged
         raise
     except (OSError, ValueError, RecursionError) as error:
         remedy = "Restore the file; or remove it, so that the episode is run again."
@@ -236,13 +245,14 @@ SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json:
 
 def seal_json(document: Mapping[str, object]) -> bytes:
     """Return a document as JSON. The value "" of its last key, `SEAL`, is replaced by the sha256 of all other bytes."""
+    # `_SEAL_KEY` is the key with the opening quotation mark of its value; `tail` begins with the closing mark.
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail  # the digest goes before `tail`
 
 
 def is_sealed(content: bytes) -> bool:
     """Return whether the bytes of a file are those that `seal_json` returned."""
-    head, key, rest = content.rpartition(_SEAL_KEY)
+    head, key, rest = content.rpartition(_SEAL_KEY)  # `key` is empty if the file has no seal
     digest, tail = rest[:_DIGEST_LENGTH], rest[_DIGEST_LENGTH:]
     return bool(key) and digest == hashlib.sha256(head + key + tail).hexdigest().encode()
 
@@ -254,6 +264,7 @@ def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, descripti
     """Write manifest.json of a complete run. It has the sha256 of the archive's `parts`, of the table of episodes, and
     of `description` (the content of run.json) without `volatile`. `episodes` is the number of planned episodes.
     """
+    # The description is digested as JSON values, as it will be read: a tuple becomes a list.
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
         run_folder.RUN: _digest_description(json.loads(run_folder.dump_json(description))),
@@ -263,6 +274,7 @@ def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, descripti
 
 
 def _write_sealed_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
+    # Writes manifest.json with the sha256 of its other bytes as the last value.
     write_atomically(own_path(folder, run_folder.MANIFEST), seal_json({**msgspec.structs.asdict(manifest), SEAL: ""}))
 
 
@@ -274,6 +286,7 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
         manifest = run_folder.read_manifest(folder)
     except RunError:
         return
+    # New digests are appended, so the manifest's order is the order of writing.
     other_digests = {name: digest for name, digest in manifest.files.items() if name not in contents}
     present = {name: content for name, content in contents.items() if content is not None}
     new_digests = {name: hashlib.sha256(content).hexdigest() for name, content in present.items()}
@@ -287,7 +300,7 @@ def later_files(folder: Path, name: str) -> list[str]:
     if not (folder / run_folder.MANIFEST).exists():
         return []
     files = list(run_folder.read_manifest(folder).files)
-    return files[files.index(name) + 1 :] if name in files else []
+    return files[files.index(name) + 1 :] if name in files else []  # [] if the manifest does not name the file
 
 
 # Names of the files that are compared with the manifest: pictures, and files directly in the run folder.
@@ -302,6 +315,7 @@ def changed_files(folder: Path) -> Iterator[str]:
     for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
+    # The table and run.json are always checked, even if the manifest does not name them; each name counts once.
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path = folder / name
         digest = ""  # the digest of a file that is missing or outside the folder
@@ -315,13 +329,14 @@ def changed_files(folder: Path) -> Iterator[str]:
 
 def _describe_change(digest: str, stated_digest: str | None) -> str:
     # Returns the end of a sentence about a file. `digest` is "" for a missing file.
+    # `stated_digest` is None if the manifest does not name the file.
     if not digest:
         return f"is missing, but {run_folder.MANIFEST} names it"
     return f"was changed since it was written: its sha256 is {digest}, but {run_folder.MANIFEST} states {stated_digest}"
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
-    # Returns the sha256 of run.json without the facts that vary between repetitions.
+    # Returns the sha256 of run.json without `volatile`, the facts that vary between repetitions of the run.
     repeatable = {name: value for name, value in description.items() if name != "volatile"}
     return hashlib.sha256(json.dumps(repeatable).encode()).hexdigest()
 
@@ -332,6 +347,7 @@ def listed_parts(folder: Path) -> list[Path]:
         names = run_folder.read_manifest(folder).parts
     except RunError:
         names = {}
+    # Only the file name counts, so that a manifest cannot name files outside the archive.
     listed = (folder / run_folder.ARCHIVE / Path(name).name for name in names)
     return sorted({*run_folder.archive_parts(folder), *listed})
 
@@ -341,7 +357,7 @@ def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
     stated_digests = run_folder.read_manifest(folder).parts
     existing = {_part_name(part): part for part in run_folder.archive_parts(folder)}
     for name, expected in stated_digests.items():
-        digest = sha256_of(existing[name]) if name in existing else ""
+        digest = sha256_of(existing[name]) if name in existing else ""  # "" = missing
         if digest != expected:
             yield name, _describe_change(digest, expected)
     for name in existing:
@@ -350,6 +366,7 @@ def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _part_name(part: Path) -> str:
+    # Returns the part's name in the manifest, such as `archive/part-00000.parquet`.
     return f"{run_folder.ARCHIVE}/{part.name}"
 
 
@@ -365,12 +382,15 @@ def write_run(
     with `complete` true; its key `archive` is the archive's format. `records` has a batch for each episode in `rows`
     that has a record, in plan order.
     """
+    # `FORMS` maps the archive's format to the ending of its files.
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
+    # An earlier archive may have had more parts, or parts in another format.
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
         stale.unlink()
     run_folder.write_episodes(folder, rows)
     completed = {**description, "complete": True}
     write_manifest(folder, parts, len(rows), completed)
+    # `seal_json` fills in the digest; an old digest would otherwise remain in `volatile`.
     volatile = {name: value for name, value in run_folder.read_volatile(description).items() if name != SEAL}
     write_atomically(own_path(folder, run_folder.RUN), seal_json({**completed, "volatile": {**volatile, SEAL: ""}}))
 
@@ -385,7 +405,7 @@ def read_records(folder: Path) -> Iterator[Batch]:
 
 
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
-    # Writes the parts of the archive, and yields the path of each.
+    # Writes the archive's files, of up to 200 episodes each, and yields their paths. `suffix` determines the format.
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
     for number, first_record in enumerate(remaining):  # the loop's body reads the part's other records

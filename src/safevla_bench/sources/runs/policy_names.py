@@ -27,13 +27,13 @@ class NamedSource(PosixPath):
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
             return Path(text)
-        named = cls(path)
+        named = cls(path)  # a `NamedSource`, which unlike other paths has a policy name
         named.policy = name
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return the function and argument with which pickle restores the source with the name of its policy."""
-        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
+        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)  # `self` as text is the path
 
 
 PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> displayed name
@@ -60,8 +60,10 @@ class PolicyIdentity:
         servers' statements about themselves must also be equal. If a server made no statement in a suite, the servers'
         addresses in this suite must be equal instead.
         """
+        # Each suite that both policies ran, as far as a statement or a server is known.
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             have_statements = suite in self.statements and suite in other.statements
+            # Statements count if both policies made one in this suite; otherwise, the servers' addresses count.
             own, others = (self.statements, other.statements) if have_statements else (self.servers, other.servers)
             if own.get(suite) != others.get(suite):
                 return False
@@ -77,6 +79,7 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
         for row in policy_rows(description):
             identifying = {key: value for key, value in row.items() if key not in _NOT_IDENTIFYING}
             statements = _statements_by_suite(description, row["policy"])
+            # The option --server is for a policy of the paper, which has an `entry`; others have their server in `row`.
             servers = _servers_by_suite(description) if "entry" in row else {}
             facts = dict(_flatten_facts(identifying))
             identities.append(PolicyIdentity(row["policy"], path, facts, statements, servers))
@@ -88,11 +91,13 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
 
 def _flatten_facts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     # Yields (dotted name, text) for each value in a tree.
+    # `name` is the dotted name of `value`, as in `arguments.checkpoint`; "" for the whole tree.
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from _flatten_facts(value[key], f"{name}.{key}" if name else str(key))
     else:
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        # These prefixes only say where run.json stores the fact.
         yield name.removeprefix("server_").removeprefix("arguments."), text
 
 
@@ -107,15 +112,16 @@ def _statements_by_suite(description: Mapping[str, object], policy: str) -> dict
 
 
 def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
-    listed_servers, suites = read_volatile(description).get("servers"), description.get("suites")
+    # Returns suite -> URL of the policy server that ran the suite; {} without servers.
+    listed_servers, run_suites = read_volatile(description).get("servers"), description.get("suites")
     servers: dict[str, str] = {}
     # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that no other text names.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
-        suite, _, url = str(text).rpartition("=")
+        suite, _, url = str(text).rpartition("=")  # `suite` is "" for a text without =
         if suite:
             servers[suite] = url
-        elif isinstance(suites, list | tuple):
-            servers |= {str(suite): url for suite in suites if str(suite) not in servers}
+        elif isinstance(run_suites, list | tuple):
+            servers |= {str(suite): url for suite in run_suites if str(suite) not in servers}
     return servers
 
 
@@ -123,9 +129,10 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     """Return recorded name -> user's name for the policy of a source; {} if the user gave no name. The baseline `noop`
     keeps its name if the source has another policy. Raises `RunError` if there are several policies besides `noop`.
     """
-    name = getattr(path, "policy", None)
+    name = getattr(path, "policy", None)  # a `NamedSource` has the name that the user gave
     if name is None:
         return {}
+    # If the baseline is the only policy, the user's name is for the baseline.
     named_policies = [policy for policy in recorded if policy != _BASELINE] or list(recorded)
     if len(named_policies) > 1:
         listed = ", ".join(map(str, named_policies))
@@ -140,10 +147,10 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
     `identities` are the policies in each source's run.json. An archive has no run.json, so it may have any policy.
     """
     all_identities = [identity for source_identities in identities for identity in source_identities]
-    renamed: list[dict[str | None, str]] = [{} for _ in paths]
+    renamed: list[dict[str | None, str]] = [{} for _ in paths]  # for each source, name -> new name
     for name in dict.fromkeys(identity.name for identity in all_identities):
         groups = _group_same_policies([identity for identity in all_identities if identity.name == name])
-        if len(groups) == 1:
+        if len(groups) == 1:  # all policies with this name are the same policy, so the name stays
             continue
         labels = _label_groups(name, groups)
         for new_names, source_identities, path in zip(renamed, identities, paths, strict=True):
@@ -152,10 +159,11 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             for label, group in zip(labels, groups, strict=True):
                 if name not in new_names and any(identity in source_identities for identity in group):
                     new_names[name] = label
-    return list(renamed)
+    return list(renamed)  # a new list, because mypy does not convert the type of items
 
 
 def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentity]]:
+    # Returns groups of identities; all members of a group describe the same policy, in the order given.
     groups: list[list[PolicyIdentity]] = []
     for identity in identities:
         for group in groups:
@@ -177,7 +185,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
     # Only facts that differ between the groups and whose values are short are shown.
     shown_keys = []
     for key in dict.fromkeys(key for group_facts in facts for key in group_facts):
-        values = {group_facts.get(key) for group_facts in facts}
+        values = {group_facts.get(key) for group_facts in facts}  # None = a group lacks the fact
         if len(values) > 1 and all(len(text or "") <= _LONGEST_TEXT for text in (key, *values)):
             shown_keys.append(key)
     labels = []
@@ -185,6 +193,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
         texts = [f"{key}={group_facts[key]}" if key in group_facts else f"no {key}" for key in shown_keys[:_MOST_FACTS]]
         labels.append(f"{name} ({', '.join(texts)})")
     if not shown_keys or len(set(labels)) < len(labels):
+        # For each group, the names of its files, each once.
         sources = [dict.fromkeys(identity.source.name for identity in group) for group in groups]
         labels = [f"{name} ({', '.join(group_sources)})" for group_sources in sources]
     if len(set(labels)) < len(labels):
@@ -194,7 +203,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
     """Return a sentence for each recorded name that several policies share, except names that the user gave."""
-    labels_by_policy: dict[str | None, dict[str, None]] = {}
+    labels_by_policy: dict[str | None, dict[str, None]] = {}  # the inner keys are the distinct displayed names
     for source_names in names:
         for policy, name in source_names.items():
             labels_by_policy.setdefault(policy, {})[name] = None
@@ -202,5 +211,5 @@ def describe_names(names: Sequence[PolicyNames]) -> list[str]:
         f"{policy} is the name of {len(labels)} policies here, which differ in arguments, servers or checkpoints: "
         f"{'; '.join(labels)}."
         for policy, labels in labels_by_policy.items()
-        if any(label.startswith(f"{policy} ") for label in labels)  # the user did not give this name
+        if any(label.startswith(f"{policy} ") for label in labels)  # made from the recorded name, not by the user
     ]

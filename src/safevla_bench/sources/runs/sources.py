@@ -49,7 +49,8 @@ class LeftOut:
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         damaged_places = [problem for problem in damage if problem.place.episode is None]
         named_count = len(damage) - len(damaged_places)  # number of lost episodes with a known name
-        nameless_count = sum(problem.episodes or 0 for problem in damaged_places)
+        nameless_count = sum(problem.episodes or 0 for problem in damaged_places)  # None = an unknown number
+        # Planned episodes without a record: crashed ones, and those that a run's table does not list (`MISSING`).
         absent = (episode for source in sources for episode in source.absent)
         return cls(
             invalid=len(problems) - len(damage),
@@ -68,12 +69,13 @@ class LeftOut:
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
+        # True if an episode is left out or a file is damaged, even if no episode was lost.
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_uncounted(self) -> list[str]:
-        """Return a phrase for each kind of left-out episode, except lost or missing episodes with known names."""
-        lost_in_files = LeftOut(self.invalid, self.nameless, 0, self.unknown, unnamed=self.unnamed)
-        return lost_in_files.describe_kinds()
+        """Return a phrase for each kind of left-out planned episode, except lost or missing ones with known names."""
+        nameless = LeftOut(self.invalid, lost=self.nameless, damaged=0, unknown=self.unknown, unnamed=self.unnamed)
+        return nameless.describe_kinds()
 
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of left-out episode, and a phrase for damage that lost no episode."""
@@ -86,6 +88,7 @@ class LeftOut:
         elif self.damaged:
             phrases.append("a file was changed, but all its episodes could be read")
         if self.missing or self.unnamed:
+            # "POLICY on SUITE/TASK" -> number of missing episodes.
             scenes = Counter(f"{absent.policy} on {absent.benchmark}/{absent.task_id}" for absent in self.missing)
             named = f" ({list_counts(scenes)})" if scenes else ""
             count = len(self.missing) + self.unnamed
@@ -138,14 +141,15 @@ class RecordSource:
             return self
 
         def rename(absent: Iterable[run_folder.AbsentEpisode]) -> tuple[run_folder.AbsentEpisode, ...]:
+            # A policy that is not in `names` keeps its name.
             return tuple(replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
         def read(*wanted: Collection[int]) -> Iterator[Batch | RecordError]:
+            # `wanted` is empty (read all episodes) or has one item, the indices of the episodes to read.
             return rename_batches(self.read(*wanted), names)
 
         expected = None if self.expected is None else rename(self.expected)
-        absent = rename(self.absent)
-        return dataclass_replace(self, absent=absent, expected=expected, read=read, policy_names=names)
+        return dataclass_replace(self, absent=rename(self.absent), expected=expected, read=read, policy_names=names)
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
@@ -157,6 +161,7 @@ class RecordSource:
         if self.expected is None:
             yield from self.read()
         else:
+            # From here on, an episode counts as lost if it is expected, but neither a record nor an error has its id.
             yield from self._read_and_report_lost([absent.episode_id for absent in self.expected])
 
     def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
@@ -171,7 +176,7 @@ class RecordSource:
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
                 missing_names.pop(name, None)
-                if name not in planned_names:
+                if name not in planned_names:  # an error without an episode's name, too
                     batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
                 yield batch
                 continue
@@ -191,6 +196,8 @@ class RecordSource:
 
 
 def _report_changed_parts(path: Path) -> Iterator[DamageError]:
+    # Yields an error for each missing, changed or unlisted part of the archive, or one error for a damaged manifest.
+    # `episodes=0`: these errors count no lost episodes, because `RecordSource.scan` reports lost episodes one by one.
     if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports a missing manifest
         return
     try:
@@ -203,7 +210,7 @@ def _report_changed_parts(path: Path) -> Iterator[DamageError]:
 def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
     """Yield the batches with renamed policies. Policies that are not in `names` keep their names."""
     for batch in batches:
-        if isinstance(batch, Batch):
+        if isinstance(batch, Batch):  # errors are passed on unchanged
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
             batch = dataclass_replace(batch, headers=tuple(headers))
         yield batch
@@ -219,10 +226,11 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     identities: list[list[naming.PolicyIdentity]] = []  # each source's policies, under the user's names if given
     recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
     for path, source, recorded in zip(paths, sources, recorded_identities, strict=True):
+        # Recorded name -> the user's name; {} if the user gave none.
         names = naming.name_source(path, _recorded_policies(source, recorded))
         user_names.append(names)
         identities.append([dataclass_replace(policy, name=names.get(policy.name, policy.name)) for policy in recorded])
-    distinct_names = naming.distinguish_policies(identities, paths)
+    distinct_names = naming.distinguish_policies(identities, paths)  # for each source, name -> distinct name
     renamed = []
     for source, names, new_names in zip(sources, user_names, distinct_names, strict=True):
         # The keys of `new_names` are the user's names, or the recorded names where the user gave none.
@@ -233,7 +241,8 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
-    # Reads the records only if the user gave the policy's name and run.json lists no policies.
+    # Returns the names of the policies in a source. Only `name_source` uses them, if the user gave a name.
+    # So the records are read only if the user gave a name and run.json lists no policies.
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -252,6 +261,7 @@ def open_source(path: Path) -> RecordSource:
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
+        # A log and a single file have no absent episodes, `()`, and no run.json, `{}`.
         log.require_mapping()
         return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():
@@ -268,6 +278,7 @@ def require_source(path: Path) -> None:
 
 def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     # Yields the episodes of an archive file, and an error for a file without episodes.
+    # `wanted` has the indices of the episodes to read; None = all.
     is_empty = True
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
@@ -279,6 +290,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 def require_run(path: Path, remedy: str = "Name a run folder, which holds run.json; `safevla eval` makes one.") -> None:
     """Raise `RunError` unless the folder exists and contains a run."""
+    # `remedy` is the error's remedy, unless the folder holds scores or run folders, for which a better one is known.
     require_source(path)
     if (path / run_folder.RUN).exists():
         return
@@ -297,6 +309,7 @@ _ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log:
 
 def _open_folder(path: Path) -> RecordSource:
     # A folder of scores, which is not a run, may contain the archive that was judged.
+    # Returns a run folder, complete or not, as a source. Raises `RunError` if the folder is neither a run nor scores.
     archive_file = None if (path / run_folder.RUN).exists() else find_scored_archive(path)
     if archive_file is not None:
         return open_source(archive_file)
@@ -304,6 +317,7 @@ def _open_folder(path: Path) -> RecordSource:
     description = run_folder.read_description(path)
     complete = description.get("complete") is True
     files: list[Path] = []
+    # An unfinished run has raw records. A complete run has an archive, or raw records if it is a user's own run.
     if description.get("complete") is False and parts.has_raw(path):
         episodes = parts.read_raw(path)
         rows: Sequence[run_folder.EpisodeRow] = list(episodes.values())
@@ -316,6 +330,7 @@ def _open_folder(path: Path) -> RecordSource:
     crashed = [run_folder.AbsentEpisode.from_row(row) for row in rows if row.outcome == "crashed"]
     recorded = (row for row in rows if row.outcome != "crashed")
     expected = None
+    # Without a table, or in an unfinished run, it is unknown which episodes must have a record.
     if complete and rows:
         expected = tuple(run_folder.AbsentEpisode.from_row(row, outcome=LOST, reason=_LOST_REASON) for row in recorded)
     absent = (*crashed, *plan.missing)
@@ -326,10 +341,12 @@ def find_scored_archive(folder: Path) -> Path | None:
     """Return the judged archive in a folder of scores (from `safevla demo`); None if the folder has no such archive."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
+        # `sources` stays undecoded at first; only this small part is decoded with the memory check of `decode_json`.
         listed = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
         (source,) = decode_json(listed, list[_ScoredSource])  # raises `ValueError` if there are several sources
     except (OSError, ValueError, RecursionError):
         return None
+    # Only the file name counts, so that scores.json cannot name a file outside the folder.
     path = folder / Path(source.archive).name
     is_judged = source.archive and path.is_file() and run_folder.archive_digest(path) == source.archive_sha256
     return path if is_judged else None

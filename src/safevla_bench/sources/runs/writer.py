@@ -56,6 +56,7 @@ class RunFolderWriter:
         self._is_new = not folder.exists()
         make_folder(folder)
         with translated_errors(folder):
+            # Without a run, the folder may only hold files of killed writers; this is checked before the lock is made.
             if not (folder / run_folder.RUN).exists():
                 require_free_folder(folder, is_of_killed_writer)
         self._lock = lock_folder(folder)
@@ -64,6 +65,7 @@ class RunFolderWriter:
             if self.fresh:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
+                # If the third argument is a command, this always raises an error, because there is a run already.
                 _require_continuable(folder, description, "" if resume else self._continuation)
                 existing = run_folder.read_description(folder)
                 codes = run_folder.recorded_code(existing), run_folder.recorded_code(description)
@@ -72,24 +74,26 @@ class RunFolderWriter:
             self.complete = self.description.get("complete") is True
             with self._resumable_errors():
                 if self.complete:
-                    _remove_leftovers(folder)
+                    _remove_leftovers(folder)  # a process may have been killed after it completed the run
                 else:
                     own_path(folder, parts.RAW).mkdir(exist_ok=True)
                     self.episodes = parts.read_raw(folder)
                     parts.require_records(folder, self.episodes)
         except BaseException:
             unlock_folder(folder, self._lock)
-            if self._is_new:
+            if self._is_new:  # the folder did not exist before
                 with suppress(OSError):
                     folder.rmdir()  # fails harmlessly if the folder is not empty
             raise
 
     def __enter__(self) -> Self:
+        # The folder has been locked since `__init__`.
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Unlocks the folder; an error in the `with` block is raised further.
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
@@ -105,7 +109,7 @@ class RunFolderWriter:
         maps episode ids to indices in the plan. Raises `RunError` or `RecordError` if the run is damaged, `FileError`
         if files cannot be written.
         """
-        for name, problem in parts.changed_parts(self.folder):
+        for name, problem in parts.changed_parts(self.folder):  # the first changed file raises
             remedy = "Restore the file first: repeating episodes removes the manifest with the file's digest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
         unplanned = [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]
@@ -117,7 +121,7 @@ class RunFolderWriter:
             self._unpack_archive(places)
 
     def _unpack_archive(self, plan_indices: Mapping[str, int]) -> None:
-        # Writes the episodes in the archive as raw episodes, then removes the archive.
+        # Writes the episodes in the archive as raw episodes, except crashed ones, then removes the archive.
         records = parts.read_records(self.folder)  # in plan order; crashed episodes have no record
         own_path(self.folder, parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
@@ -154,8 +158,9 @@ class RunFolderWriter:
         with self._resumable_errors():
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
             recorded = (index for index, episode in episodes.items() if episode.has_record)
-            records = map(self.read_record, recorded)
+            records = map(self.read_record, recorded)  # read one by one, while the archive is written
             facts = parts.collect_facts(episodes.values(), repeats or {})
+            # Versions of the code: those in run.json, if any, and those of all recorded episodes.
             codes = run_folder.recorded_code(self.description) if "code" in self.description else []
             codes += [episode.code or UNKNOWN for episode in episodes.values() if episode.has_record]
             description = {**facts.add_to(self.description), "code": list(dict.fromkeys(codes))}
@@ -163,10 +168,11 @@ class RunFolderWriter:
                 description[run_folder.DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
             self.complete = True
-            _remove_leftovers(self.folder)
+            _remove_leftovers(self.folder)  # removes the raw episodes
 
     @contextmanager
     def _resumable_errors(self) -> Iterator[None]:
+        # Turns errors of the file system into a `FileError` whose remedy has the command that continues the run.
         try:
             with translated_errors(self.folder):
                 yield
@@ -176,6 +182,7 @@ class RunFolderWriter:
 
     def discard(self) -> None:
         """Remove the files of a run without recorded episodes. Also remove the folder if the run created it."""
+        # `is_new`: the folder did not exist before this run.
         remove_unused(self.folder, is_new=self._is_new)
 
 
@@ -206,7 +213,7 @@ _OTHER_FOLDER = "Choose another --out, or remove the folder first."
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    # Returns the fields of run.json that must be the same in a repeated request.
+    # Returns the fields of run.json that must be equal when the same run is requested again.
     varying = ("volatile", "complete", "code", run_folder.DECISION)
     return {name: value for name, value in description.items() if name not in varying}
 
@@ -220,6 +227,7 @@ def list_differences(
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in existing | asked:
             yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
+    # Lists of different lengths count as one differing value.
     elif isinstance(existing, list) and isinstance(asked, list) and len(existing) == len(asked):
         for index, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
             yield from list_differences(value, counterpart, words, f"{name}[{index}]")
@@ -228,6 +236,7 @@ def list_differences(
 
 
 def _format_value(value: object) -> str:
+    # Returns a JSON value as text, cut after 200 characters.
     text = json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -242,6 +251,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 def format_resume_command(folder: Path, *words: str) -> str:
     """Return the shell command that continues a run of `safevla eval` in a folder."""
+    # `words` are further options of the command.
     return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
@@ -257,14 +267,15 @@ _SHARD_FIELDS = ("shard", "planned", "volatile", "complete", "code")
 class _Shard:
     folder: Path
     description: Mapping[str, object]
-    stretch: run_folder.PlanStretch
+    position: run_folder.PlanStretch  # number and count of shards, the first episode's index, and the plan's length
     episodes: Sequence[parts.RawEpisode]
 
     @property
     def plan(self) -> dict[str, object]:
         # The content of run.json that must be the same in all shards of a plan.
         common = {name: value for name, value in self.description.items() if name not in _SHARD_FIELDS}
-        return {**common, "shard": {"count": self.stretch.count, "whole": self.stretch.whole}}
+        # Of `shard`, the number and the first episode differ between shards, and are left out.
+        return {**common, "shard": {"count": self.position.count, "whole": self.position.whole}}
 
 
 def merge_shards(
@@ -280,16 +291,17 @@ def merge_shards(
     of the code recorded. Raises `RunError` unless `folders` are all shards of one plan, each once and intact;
     `RecordError` for an unreadable record; `FileError` if the folder cannot be written.
     """
-    existing_digests = _result_digests(out)
+    existing_digests = _result_digests(out)  # {} if `out` is missing, or is no complete run
     if out.exists() and not existing_digests:
         _refuse_folder(out, "exists already", _OTHER_FOLDER)
     unsorted_shards = [_read_shard(folder, format_continuation) for folder in folders]
-    shards = sorted(unsorted_shards, key=lambda shard: shard.stretch.number)
+    shards = sorted(unsorted_shards, key=lambda shard: shard.position.number)
     _require_whole_plan(shards)
     for shard in shards[1:]:
         codes = run_folder.recorded_code(shard.description), run_folder.recorded_code(shards[0].description)
         run_folder.require_same_code(str(shard.folder), *codes, is_allowed=other_code)
     rows = [episode.row for shard in shards for episode in shard.episodes]
+    # The run is written next to `out` and renamed at the end, so that `out` never holds half a run.
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
@@ -310,20 +322,23 @@ def _result_digests(folder: Path) -> dict[str, str]:
     # Returns file -> digest for archive, table and run.json of a complete, intact run; {} for any other folder.
     try:
         is_complete = run_folder.read_description(folder).get("complete") is True
+        # Any item of `changed_parts` is a missing, changed or unlisted part of the archive.
         if not is_complete or any(parts.changed_parts(folder)):
             return {}
         manifest = run_folder.read_manifest(folder)
     except RunError:
         return {}
+    # Other files, such as scores and pictures, may be written later and do not count.
     files = {name: digest for name, digest in manifest.files.items() if name in (run_folder.EPISODES, run_folder.RUN)}
     return {**manifest.parts, **files}
 
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
+    # Returns the shard in a run folder. Raises `RunError` unless it is complete and its archive is intact.
     require_run(folder)
     description = run_folder.read_description(folder)
     try:
-        stretch = msgspec.convert(description.get("shard"), run_folder.PlanStretch)
+        position = msgspec.convert(description.get("shard"), run_folder.PlanStretch)
     except msgspec.ValidationError:
         _refuse_folder(folder, "this run is not a shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
@@ -332,7 +347,7 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     for name, problem in parts.changed_parts(folder):
         _refuse_folder(folder / name, problem, _DAMAGED)
-    return _Shard(folder, description, stretch, parts.complete_episodes(folder))
+    return _Shard(folder, description, position, parts.complete_episodes(folder))
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
@@ -346,8 +361,8 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
             _refuse_folder(shard.folder, problem, "Merge only shards of one plan; run any other shard again.")
     by_number: dict[int, list[Path]] = {}
     for shard in shards:
-        by_number.setdefault(shard.stretch.number, []).append(shard.folder)
-    count = shards[0].stretch.count if shards else 1
+        by_number.setdefault(shard.position.number, []).append(shard.folder)
+    count = shards[0].position.count if shards else 1  # without shards, shard 1 of 1 is missing
     problems = [
         f"shard {number}/{count} is given twice: {' and '.join(map(str, folders))}"
         for number, folders in by_number.items()
@@ -362,9 +377,9 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
         remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` prints the commands."
         raise RunError("\n  ".join(problems), remedy=remedy)
     # Each shard ends where the next one begins; the last shard ends with the plan.
-    expected_ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
+    expected_ends = [*(shard.position.first for shard in shards[1:]), shards[0].position.whole]
     for shard, end in zip(shards, expected_ends, strict=True):
-        if shard.stretch.first + len(shard.episodes) != end:
+        if shard.position.first + len(shard.episodes) != end:
             _refuse_folder(shard.folder, f"the episodes do not end at {end}, where the next shard begins", _DAMAGED)
 
 
@@ -387,28 +402,29 @@ def list_shard_states(
     for folder in folders:
         try:
             description = run_folder.read_description(folder)
-            stretch = msgspec.convert(description.get("shard"), run_folder.PlanStretch)
+            position = msgspec.convert(description.get("shard"), run_folder.PlanStretch)
             done, planned = parts.count_progress(folder)
         except (RunError, msgspec.ValidationError) as error:
             yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
             continue
-        shard = _Shard(folder, description, stretch, ())
-        first = next(iter(shard_by_number.values()), shard)
-        name = f"shard {stretch.number}/{stretch.count} in {folder}"
-        differences = list(list_differences(first.plan, shard.plan, ("that has", "this has")))
+        shard = _Shard(folder, description, position, ())  # only its plan is needed, so its episodes are not read
+        # The plans of all shards must be equal to the plan of the first shard.
+        first_shard = next(iter(shard_by_number.values()), shard)
+        name = f"shard {position.number}/{position.count} in {folder}"
+        differences = list(list_differences(first_shard.plan, shard.plan, ("that has", "this has")))
         if differences:
-            yield f"{name}: the plan differs from the plan of {first.folder}: {differences[0]}", ""
+            yield f"{name}: the plan differs from the plan of {first_shard.folder}: {differences[0]}", ""
             continue
-        if same_shard := shard_by_number.get(stretch.number):
+        if same_shard := shard_by_number.get(position.number):
             yield f"{name}: doubled; {same_shard.folder} is the same shard. Leave out one of the two folders.", ""
         elif done < planned or description.get("complete") is not True:
             yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
-        shard_by_number.setdefault(stretch.number, shard)
+        shard_by_number.setdefault(position.number, shard)
     if not shard_by_number:
         raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
     example_command, count = "", 0  # the first known command of a shard; the number of shards in the plan
     for shard in shard_by_number.values():
-        count = shard.stretch.count  # the same for all shards
+        count = shard.position.count  # the same for all shards
         example_command = example_command or str(run_folder.read_volatile(shard.description).get("command", ""))
     for number in find_missing(shard_by_number, count):
         yield f"shard {number}/{count}: missing", _format_shard_command(example_command, number, count)
@@ -419,9 +435,11 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
     words: list[str] = []
     with suppress(ValueError):  # raised if the command is damaged
         words = shlex.split(command)
+    # Both options must be there, followed by a value, so not as the last word.
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"the command of another shard, with --shard {number}/{count} and another --out"
     shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
+    # For example, from the command of shard 3 in `runs/x3`, shard 5 gets the folder `runs/x5`.
     stem = words[out_word].removesuffix(words[shard_word].partition("/")[0])
     # If --out ends in the other shard's number, replace this number; else append the new number.
     words[out_word] = f"{stem}{number}" if stem != words[out_word] else f"{stem}-{number}"
@@ -434,18 +452,19 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     repeats: dict[str, run_folder.Repeats] = {}
     for shard in shards:
         for policy, counts in run_folder.read_facts(shard.folder).repeated_answers.items():
-            total = repeats.get(policy, run_folder.Repeats(asked=0, other=0))
+            total = repeats.get(policy, run_folder.Repeats(asked=0, other=0))  # the sum over earlier shards
             repeats[policy] = run_folder.Repeats(asked=total.asked + counts.asked, other=total.other + counts.other)
     facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
     volatile = {"shards": [shard.description.get("volatile") for shard in shards]}
     codes = list(dict.fromkeys(chain.from_iterable(run_folder.recorded_code(shard.description) for shard in shards)))
-    changes = {"shard": None, "planned": shards[0].stretch.whole, "code": codes, "volatile": volatile}
+    # These fields differ between shards; all other fields are those of the first shard.
+    changes = {"shard": None, "planned": shards[0].position.whole, "code": codes, "volatile": volatile}
     return facts.add_to({**shards[0].description, **changes})
 
 
 def _shard_records(shard: _Shard) -> Iterator[Batch]:
     # Yields the shard's records. Raises `RunError` after the last record if there are too few or too many.
-    expected = sum(episode.has_record for episode in shard.episodes)
+    expected = sum(episode.has_record for episode in shard.episodes)  # number of episodes with a record
     count = 0
     for record in parts.read_records(shard.folder):
         count += 1
@@ -455,4 +474,5 @@ def _shard_records(shard: _Shard) -> Iterator[Batch]:
 
 
 def _refuse_folder(path: Path, problem: str, remedy: str) -> NoReturn:
+    # Raises a `RunError` about a file or folder.
     raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
