@@ -47,8 +47,8 @@ class _DataLimit:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._readers = 0
-        self._former_limits: tuple[int, int] | None = None
+        self._readers = 0  # number of threads that are reading
+        self._former_limits: tuple[int, int] | None = None  # soft and hard limit to restore; None = not lowered
 
     def enter(self) -> None:
         # Counts one more reading thread; the first thread lowers the limit.
@@ -69,6 +69,7 @@ class _DataLimit:
                 self._former_limits = None
 
     def _lower(self, budget_bytes: int) -> None:
+        # Sets the limit so that reading can use about `budget_bytes` more memory than is in use now.
         import resource
 
         if "pyarrow" in sys.modules:

@@ -107,6 +107,7 @@ class PluginGroup:
     def owner(self, name: str) -> str:
         """Return the name of the distribution that provides a plug-in; "" if no distribution does."""
         entries = tuple(entry_points(group=self.group, name=name))
+        # If several distributions provide the name, the first one counts.
         return _distribution_name(entries[0]) if entries else ""
 
     def is_own(self, name: str) -> bool:
@@ -136,6 +137,7 @@ class PluginGroup:
         entry = self.find_entry(name, arguments)
 
         def load_and_call() -> Any:
+            # This function includes the import, so that `_guard_plugin` reports a failing import like a failing call.
             factory: Callable[..., object] = entry.load()
             self._check_arguments(name, factory, arguments, len(positional))
             return factory(*positional, **arguments)
@@ -172,4 +174,5 @@ class PluginGroup:
 
 
 def _distribution_name(entry: EntryPoint) -> str:
+    # Returns the installed package that provides the entry point; some entry points do not know theirs.
     return entry.dist.name if entry.dist else "an unnamed distribution"

@@ -213,6 +213,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return {map_texts(name, change): map_texts(item, change) for name, item in value.items()}
+    # Tuples become lists; numbers, booleans and None stay as they are.
     return [map_texts(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -277,6 +278,7 @@ _TYPES = {
 def explain_mismatch(error: Exception) -> tuple[str, str]:
     """Return an error of msgspec's conversion in plain words, and the value's path, such as `$.steps[3].t`."""
     text = str(error)
+    # msgspec ends a message with the path, unless the outermost value is wrong; then the path is "".
     located = re.fullmatch("(.*) - at `(?:key` in `)?([$][^`]*)`", text, re.DOTALL)
     problem, path = located.groups() if located else (text, "")
     key_error = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
@@ -397,4 +399,5 @@ def html_table(
 
 
 def _html_element(tag: str, text: str) -> str:
+    # Returns an HTML element with the text, in which markup and control characters are escaped.
     return f"<{tag}>{escape(escape_controls(text))}</{tag}>"

@@ -127,6 +127,7 @@ def compare_policies(
         require_one_simulator(results)
         require_same_code(results)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
+    # `mark_finished` has one flag for each planned episode: whether all policies finished it.
     if pairs and not pairs.mark_finished().any():
         raise RunError("no episode was finished by all policies", remedy="Roll out the lost episodes again.")
     scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
@@ -159,6 +160,7 @@ def compare_where_possible(
 
 def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
     """Return `compare(True)` and "" if episodes can be paired; otherwise, `compare(False)` and the reason."""
+    # Without protocols (an empty sequence), this condition is false.
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
@@ -198,6 +200,7 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
     if not paired:
         policy_results.require_same_tasks(*results)
+    # For paired episodes, `pair_episodes` checks that there are common tasks.
     if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
         remedy = "Roll out all policies on the same tasks; with different tasks, the tasks may explain a difference."
         raise RunError("no two policies ran a common task", remedy=remedy)
@@ -254,6 +257,7 @@ class _SuiteResults:
             known_gaps = np.nan_to_num(gaps)  # an unknown difference counts as 0, so it does not change a sum
             by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
+        # Without paired episodes, each policy's values are read separately with its own fill value.
         fills = fill or (None, None)
         # Each fill value -> the values of all policies with this fill value.
         by_fill = {value: [values_by_task(member, metric, value) for member in self.members] for value in {*fills}}
@@ -287,6 +291,7 @@ class _SuiteResults:
 
     @cached_property
     def _planned_tasks(self) -> list[policy_results.TaskKey]:
+        # Returns (suite, task) of each task with at least one episode of any policy, including lost episodes.
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
     def count_unknown(self, index_pairs: Ints, metric: str) -> Ints:
@@ -330,6 +335,7 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran_to_end = not any(result.suites_stopped_on_violation for result in scope.members)
+    # Other metrics need both a verdict on safety and an episode that ran to its end.
     is_known = {metric: judged and ran_to_end for metric in options.metrics} | {SR.key: ran_to_end, SAFETY.key: judged}
     finished = scope.pairs.mark_finished() if scope.pairs else None
     return SuiteComparison(
@@ -344,6 +350,7 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
 def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
     # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies.
     policies = range(len(scope.members))
+    # A standing is one policy's own value and interval.
     standings = (
         [_episode_standing(scope.pairs, k, metric, options) for k in policies]
         if scope.pairs
@@ -361,6 +368,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
         add_extremes(difference, [extreme.differences[k] for extreme in extremes], count) if count else difference
         for k, (difference, count) in enumerate(zip(measured.differences, unknown.tolist(), strict=True))
     ]
+    # One list of p-values for the known values, and one for each extreme.
     adjusted = [_adjust_p_values(assumption, differences) for assumption in (measured, *extremes)]
     decided = [
         _decide_verdict(
@@ -386,6 +394,7 @@ _MAX_TIPPING_POINTS = 10  # limit on the number of pairs of policies whose tippi
 
 def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     # If there are only two policies, an initial state counts only if both policies have a value in it.
+    # With more policies, `other` is the policy itself, which leaves out no initial state.
     other = 1 - policy if len(pairs.results) == 2 else policy
     means, is_single = pairs.state_means((policy, other), metric)
     is_counted = bool(METRICS[metric].unit) and is_single
@@ -439,6 +448,7 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
     a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
     p-values of rates of paired episodes. Holm's rule adjusts all other p-values.
     """
+    # One row for each pair of policies: the p-value for these tasks, and for tasks like these.
     columns = [[difference.p_value, difference.p_by_task] for difference in measured.differences]
     # As a float, a missing p-value (None) is NaN.
     p_values, p_by_task = np.nan_to_num(np.array(columns, dtype=np.float64), nan=1.0).T
@@ -524,6 +534,7 @@ def _find_tipping(
     for task in shared:
         values, trailing_values = filled_values[task].values, other_values[task].values
         known_n = len(known_values[task].values) if task in known_values else 0
+        # `values` has the best value for each unknown episode.
         best_n, trailing_best_n = (values == best).sum(), (trailing_values == best).sum()
         units.append((best_n, len(values) - known_n, len(values), trailing_best_n, len(trailing_values)))
     return find_tipping_point(units, lambda units: is_better(units, options.confidence, paired=False))
@@ -543,6 +554,7 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
     """Return policy -> its best and worst possible rank, from the verdicts on these tasks for all pairs of policies."""
+    # At first, each policy can have any rank; each verdict then excludes one rank for each of its two policies.
     ranks = {policy: [1, len(policies)] for policy in policies}
     for difference in differences:
         better, first, second = difference.better, difference.first, difference.second

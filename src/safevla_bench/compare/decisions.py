@@ -134,11 +134,14 @@ def rank_under_variants(
         for metric in comparison.scopes[-1].metrics
         if all(standing.value is not None for standing in metric.standings)
     ]
+    # Not every variant has the same policies, or some policy has no Safety under some variant.
     if len({comparison.policies for comparison in comparisons}) != 1 or len(safety_by_variant) < len(comparisons):
         return None
     reference_better = {(item.first, item.second): item.better for item in safety_by_variant[0].differences}
+    # At first, policies of equal Safety keep the order in which they were given.
     order, rankings = comparisons[0].policies, []
     for variant, metric in zip(variants, safety_by_variant, strict=True):
+        # All values are known here, so `or 0.0` only removes None from the type.
         safety_of = {standing.policy: standing.value or 0.0 for standing in metric.standings}
         new_order = tuple(sorted(order, key=safety_of.__getitem__, reverse=True))
         differences = metric.differences
@@ -298,6 +301,7 @@ def _sort_key(candidate: Contender) -> tuple[bool, float, float]:
         sign = 1 if condition.gate.bound == "min" else -1
         slack = -inf if condition.worst is None else (condition.worst - condition.gate.limit) * sign
     value = candidate.value.worst
+    # False sorts before True, and a negated number puts larger numbers first.
     if candidate.is_met:
         return False, -(value or 0.0), -slack
     return True, -slack, -(value or 0.0)
@@ -402,6 +406,7 @@ def check_against(
 
 def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) -> PolicyResults:
     # Returns the baseline's policy of the same name, or its only policy. Raises `RunError` if there is neither.
+    # A baseline policy of the same name has precedence, however many policies the baseline has.
     candidates = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
     if len(candidates) != 1:
         names = ", ".join(baseline.name for baseline in baselines) or "none"
@@ -439,6 +444,7 @@ def _decide_gate(
     names = (pairs.results[0].name, pairs.results[1].name)
 
     def measure(fill: tuple[float, float] | None = None) -> Difference:
+        # Returns the gate's difference. `fill` replaces unknown values of each policy; None leaves them out.
         return paired_difference(names, [pairs], (0, 1), gate.metric, options, fill)
 
     measured = measure()
@@ -458,6 +464,7 @@ def _decide_gate(
     )  # fmt: skip
     if stopped or bounds[0] is None or bounds[1] is None:
         return outcome
+    # The lower end is that of the smallest possible difference, the upper end that of the largest.
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
     # If a scored clause judged only some episodes, no metric except SR can be compared.

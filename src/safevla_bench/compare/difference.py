@@ -143,6 +143,7 @@ def paired_difference(
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     # Tasks are numbered across all parts; `places` has the index of each state's task.
     numbered_tasks = (part.tasks for part in parts)
+    # `number_distinct` returns the distinct tasks, and the index of each state's task in them.
     tasks, places = number_distinct(tasks[place] for tasks, places in numbered_tasks for place in places)
     has_single = np.logical_and.reduce(single_by_part)
     return paired_differences([names], np.hstack(gaps), places, tasks, has_single, metric, options)[0]
@@ -229,6 +230,7 @@ def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) 
     joined = significance.join_tests([result for _, result in tested])
 
     def find_interval() -> intervals.Interval:
+        # `order` puts the rows of the joined tests back in the order of the pairs of policies.
         ends = joined.interval or _NO_INTERVAL  # never None for combined tests
         return intervals.make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
 
@@ -273,10 +275,12 @@ def unpaired_differences(
         counts = [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)]
 
         def test_single_task(k: int) -> significance.MeanTest:
+            # Tests row `k`, in which only one task is kept, so each sum over tasks is that task's count.
             first_sum, first_size, second_sum, second_size = (int(by_task[k].sum()) for by_task in counts)
             return significance.barnard_test(first_sum, first_size, second_sum, second_size, options.confidence)
 
         def test_bounded(chosen: Ints) -> significance.MeanTest:
+            # `chosen` has indices into `rows`. `sides` has the two policies' values by task for each pair of policies.
             pairs = [(sides[0][k], sides[1][k]) for k in rows[chosen].tolist()]
             return bounded_means.test(
                 pairs, kept[chosen], options.confidence, only_side=not (kept == is_shared[rows]).all()

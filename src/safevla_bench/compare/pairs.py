@@ -37,6 +37,7 @@ class PairKey(NamedTuple):
         return self._replace(seed=None)
 
     def __str__(self) -> str:
+        # The text for error messages and warnings, such as `libero_spatial/3 state 5 seed 7`.
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
 
@@ -77,6 +78,7 @@ class PairedResults:
 
         If initial states are paired, a policy needs to finish only one of the episodes that start in the same state.
         """
+        # [P, K], one row for each policy; a negative index means that the episode was not finished.
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
             finished = np.array([np.isin(self._state_indices, self._state_indices[row]) for row in finished])
@@ -84,10 +86,12 @@ class PairedResults:
 
     def count_pairs(self, chosen: Bools) -> int:
         """Return the number of pairs of episodes (or initial states). The mask `chosen` selects the episodes, [K]."""
+        # If initial states are paired, several episodes of a state are one pair.
         return len(np.unique(self._state_indices[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
         """Return the planned episodes of one suite (None = all); `results` still contains all suites."""
+        # With `suite` None, the condition holds for every episode.
         chosen = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
         return replace(
             self,
@@ -101,6 +105,7 @@ class PairedResults:
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
+        # The cache has the values of all policies, so that each metric is computed once.
         if metric not in self._values_by_metric:
             table = self._values_by_metric[metric] = np.full(self.places.shape, np.nan)
             for row, result, indices in zip(table, self.results, self.places, strict=True):
@@ -167,6 +172,7 @@ class PairedResults:
     def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
         """Average the known values, [R, K], in each of `N` states. Return means and numbers of values, each [R, N]."""
         order = np.argsort(self._state_indices, kind="stable")
+        # The positions in `order` at which the episodes of another state begin; `prepend=-1` includes the first state.
         group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
         is_known = ~np.isnan(values[:, order])
         if len(group_starts) == len(order):  # one episode per state
@@ -202,8 +208,10 @@ def pair_episodes(
     ]
     planned: list[set[PairKey]] = [{*index, *lost_keys} for index, lost_keys in zip(indices, lost, strict=True)]
     _require_same_episodes(results, planned, across_seeds=across_seeds)
+    # Keys of episodes that any policy finished come first, followed by the sorted keys of all other planned episodes.
     finished = dict.fromkeys(key for index in indices for key in index)
     keys = (*finished, *_sort_keys(set().union(*planned) - set(finished)))
+    # The index of each policy's episode in its results, [P, K]; -1 = this policy did not finish it.
     places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
     is_planned = np.array([[key in planned_keys for key in keys] for planned_keys in planned], dtype=np.bool_)
     paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
@@ -234,6 +242,7 @@ def _index_by_key(result: policy_results.PolicyResults) -> dict[PairKey, int]:
 
 
 def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
+    # Returns the key of an episode, including its seed; `AbsentEpisode` is a lost episode.
     assert episode.init_state_index is not None  # the callers refuse or skip episodes without an index
     return PairKey(episode.benchmark, episode.task_id, episode.init_state_index, episode.seed)
 
@@ -243,6 +252,7 @@ def _require_same_episodes(
 ) -> None:
     # Raises `RunError` if a policy did not plan an episode, or an initial state, that another policy planned.
     states = [{key.state for key in keys} for keys in planned]
+    # The keys of each policy that every other policy must have, too.
     required = states if across_seeds else planned
     all_keys = set().union(*required)
     lines = [
@@ -272,6 +282,7 @@ def _require_same_starts(paired: PairedResults) -> None:
     that one of the two did not finish is not checked. If initial states are paired, starts are compared by state.
     """
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
+    # The loop stops at the first difference, which the error names.
     for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
     for task, (shortest_s, longest_s) in _dt_by_task(paired):
@@ -295,6 +306,7 @@ def _dt_by_task(paired: PairedResults) -> Iterator[tuple[str, tuple[float, float
     tasks = np.array([f"{key.suite}/{key.task_id}" for key in paired.keys], dtype=np.str_)
     dt_s = np.full(paired.places.shape, np.nan)
     for row, places, result in zip(dt_s, paired.places, paired.results, strict=True):
+        # A control step stays NaN if the policy did not finish the episode; `fmin` and `fmax` ignore NaN.
         row[places >= 0] = np.array([header.dt for header in result.headers])[places[places >= 0]]
     for task in np.unique(tasks):
         known_s = dt_s[:, tasks == task].ravel()
@@ -351,6 +363,7 @@ def _values_by_start(
     # Unknown values are left out. Several values of one initial state are joined to one text.
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, index in zip(paired.keys, paired.places[policy], strict=True):
+        # An empty text is an unknown value; a negative index is an episode that the policy did not finish.
         if index >= 0 and (value := str(read(result, result.headers[index]))):
             values.setdefault(key.state if paired.by_state else key, set()).add(value)
     return {key: ", ".join(sorted(texts)) for key, texts in values.items()}
@@ -370,6 +383,7 @@ def _compare_protocols(first: policy_results.PolicyResults, other: policy_result
 
 def differing_rules(first: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Return the sorted names of the rules in which two protocols differ."""
+    # A missing rule equals a rule with the value None.
     return sorted(rule for rule in {*first, *other} if first.get(rule) != other.get(rule))
 
 

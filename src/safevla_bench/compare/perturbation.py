@@ -71,6 +71,7 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
         suites = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
         remedy = "Roll out a suite and its changed version, such as `libero-goal` and `libero-goal-swap`."
         raise RunError(f"no suite has a changed counterpart: {suites}", remedy=remedy)
+    # Each change has one interval for each of the `MEASURED` metrics.
     each_confidence = 1 - (1 - confidence) / (len(comparisons) * len(MEASURED))
     options = ComparisonOptions(confidence=each_confidence)
     return ChangeReport(
@@ -92,6 +93,7 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
     runs = {suite: _join_shards(results) for suite, results in runs.items()}
     sides_by_change: dict[str, list[Sides]] = {}
     for suite, (first_run, *further) in runs.items():
+        # `libero-goal-swap` is `libero-goal` with the change `swap`, if `libero-goal` was run, too.
         base_suite, _, change = suite.rpartition("-")
         is_changed = base_suite in runs
         # A changed suite may have one run. An unchanged suite may have a second run, which is the control.
@@ -100,6 +102,7 @@ def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Si
             remedy = "Name one run of each changed suite, and one or two runs of the unchanged suite."
             raise RunError(f"{suite}: too many runs of the same starts ({1 + len(further)}): {listed}", remedy=remedy)
         if is_changed:
+            # Episodes are paired by suite, so the changed suite gets the unchanged suite's name.
             side_pair = (runs[base_suite][0], first_run.rename_suites({suite: base_suite}))
             sides_by_change.setdefault(change, []).append(side_pair)
     control = [(suite_runs[0], suite_runs[1]) for suite_runs in runs.values() if len(suite_runs) > 1]
@@ -129,6 +132,7 @@ def _collect_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
     # Returns the effect of one change over all suites that have it. `sides` has one pair of results per suite.
     is_control = change == CONTROL
+    # A control repeats the unchanged suite, perhaps with other seeds, so seeds are ignored in its pairing.
     common = [_select_common(*side_pair, with_seed=not is_control) for side_pair in sides]
     paired_suites = [
         pair_episodes(side_pair, across_seeds=is_control or _has_variants(*original_pair), across_tasks=not is_control)
@@ -136,6 +140,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
     ]
 
     def count_planned(side_pairs: Sequence[Sides]) -> int:
+        # Returns the number of episodes with and without the change, including lost episodes.
         return sum(len(side) + len(side.lost) for side_pair in side_pairs for side in side_pair)
 
     return Change(
@@ -159,9 +164,11 @@ def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_see
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
     def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:
+        # Returns the task, the initial state and, if `with_seed`, the seed (else None).
         task = _strip_variant(episode) if has_variants else episode.task_id
         return task, episode.init_state_index, episode.seed if with_seed else None
 
+    # The planned starts of each side, including those of lost episodes.
     starts = [{*map(start_of, side.headers), *map(start_of, side.lost)} for side in sides]
     shared = starts[0] & starts[1]
     common_unchanged, common_changed = (side.select(lambda episode: start_of(episode) in shared) for side in sides)
@@ -181,6 +188,7 @@ Episode = TypeVar("Episode", Header, AbsentEpisode)
 
 
 def _strip_variant(episode: Header | AbsentEpisode) -> str:
+    # Returns the unchanged task of a variant: the identifier's text before the first `/`.
     return episode.task_id.partition("/")[0]
 
 

@@ -65,6 +65,7 @@ class PolicyResults(EpisodeOutcomes):
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
 
     def __len__(self) -> int:
+        # Lost episodes do not count, so results of lost episodes alone have length 0.
         return len(self.headers)
 
     @property
@@ -101,6 +102,7 @@ class PolicyResults(EpisodeOutcomes):
 
     @property
     def lost_tasks(self) -> list[TaskKey]:
+        # (suite, task) of each lost episode, in order; a task appears once for each lost episode.
         return [(episode.benchmark, episode.task_id) for episode in self.lost]
 
     def select(self, keep: Callable[[Header | AbsentEpisode], bool]) -> PolicyResults:
@@ -109,9 +111,11 @@ class PolicyResults(EpisodeOutcomes):
         return replace(self.select_episodes(index), lost=tuple(filter(keep, self.lost)))
 
     def select_suite(self, suite: str | None) -> PolicyResults:
+        # Returns the results in one suite; None = all suites.
         return self if suite is None else self.select(lambda episode: episode.benchmark == suite)
 
     def rename_suites(self, names: Mapping[str, str]) -> PolicyResults:
+        # `names` maps every old suite name to the new name. All other results stay.
         headers = (msgspec.structs.replace(header, benchmark=names[header.benchmark]) for header in self.headers)
         lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
         return replace(self, headers=tuple(headers), lost=tuple(lost))
@@ -151,6 +155,7 @@ def split_by_policy(
     episode that the scores lack. `uncounted` holds phrases on planned episodes that neither the scores nor `lost` has.
     The fields `earlier_resets` and `kitchens` stay empty.
     """
+    # An episode with neither a success value nor a verdict on safety becomes a lost episode.
     is_known = scores.is_counted | scores.is_judged
     results = []
     for policy in dict.fromkeys([*scores.policy, *(episode.policy for episode in scores.absent)]):
@@ -217,6 +222,7 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
         },
         **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _MAPS_BY_EPISODE},
     }
+    # All other fields, such as the name and the protocol, are those of the first result.
     source = ", ".join(result.source for result in results)
     return replace(results[0], source=source, privileged=any(result.privileged for result in results), **joined)
 
@@ -256,6 +262,7 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     }
 
     def identify_start(header: Header, kitchen: Kitchen | None) -> Header:
+        # `kitchen` is the kitchen that the episode recorded; None = it recorded none, so the header stays as it is.
         if header.init_state_index is not None or kitchen is None:
             return header
         start = starts.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))
@@ -302,6 +309,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
             yield f"Results may depend on different versions of {name}: {' and '.join(distinct)}."
     # For each policy: True if an episode has only net forces, False if an episode has forces of single contacts.
     force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
+    # Both kinds of forces occur in the compared episodes.
     if set().union(*force_kinds) == {True, False}:
         names = ", ".join(result.name for result, kinds in zip(results, force_kinds, strict=True) if True in kinds)
         yield f"Forces of single contacts are not comparable with net forces, which are recorded for {names}."
@@ -330,6 +338,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
             "has an episode that crashed, was stopped or lost its record."
         )
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
+    # Only lost episodes that crashed or were stopped count here, not those whose record is missing.
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
         yield f"Crashed or stopped: {crashed}. Such episodes are left out; a policy that causes them looks too good."

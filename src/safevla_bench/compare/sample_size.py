@@ -76,6 +76,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         yield f"{_SIGN_FLIP_TEST if request.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
 
     def _assumption(self) -> str:
+        # Returns the part of a sentence that says how the outcomes are assumed to vary between tasks and pairs.
         request = self.request
         spread_text = f"varies between tasks by {format_compact(100 * request.task_spread)} points (standard deviation)"
         effect_text = f"the difference {spread_text if request.task_spread else 'is the same in each task'} and "
@@ -151,6 +152,7 @@ def _check_request(request: SampleSizeRequest) -> None:
 
 
 def _percent(share: float) -> str:
+    # Returns a share as text: 0.05 becomes `5 %`.
     return f"{format_compact(100 * share)} %"
 
 

@@ -134,6 +134,7 @@ class SeriesComparison:
 
     @property
     def series(self) -> tuple[str, ...]:
+        # The name of each series once, in the order of the curves.
         return tuple(dict.fromkeys(curve.series for curve in self.curves))
 
     @property

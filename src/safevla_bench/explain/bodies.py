@@ -155,6 +155,7 @@ def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict
     values = np.where(is_chosen, getattr(contacts, selector.channel), np.nan)
 
     def read_pairs(record: int) -> dict[tuple[int, int], float]:
+        # Map each pair of touching bodies to its largest value in the record; NaN values are ignored.
         value_of_pair: dict[tuple[int, int], float] = {}
         for contact in range(contacts.starts[record], contacts.starts[record + 1]):
             if not np.isnan(values[contact]):
@@ -184,6 +185,7 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
+    # Return the joint with the largest torque relative to its limit; None if the torques are not recorded.
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
     if not len(torque_nm):  # the torques of this channel are not recorded
@@ -264,6 +266,7 @@ _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
+    # Map each body beyond the limit in failing records to its largest distance there and the first such record.
     bodies, distance_m = displacements(reading)
     is_beyond = signal_trace.failing[:, None] & (subtract(distance_m, signal_trace.limit, ROUNDING) > 0)
     worst_by_bodies = _WorstByBodies()
@@ -274,6 +277,7 @@ def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> 
 
 
 def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:
+    # Map each pair beyond the limit in failing records to its largest value there and the first such record.
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():

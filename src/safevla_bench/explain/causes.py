@@ -217,6 +217,7 @@ def _may_push(batch: Batch, body: int) -> bool:
 
 
 def _read_contacts(reading: RecordFields, indices: Iterable[int]) -> list[_Contact]:
+    # Return the contacts at these indices of the batch's contact table, each with its record.
     contacts, record_of_contact = reading.batch.contacts, reading.record_of_contact
     forces = contacts.force_n
     return [
@@ -226,6 +227,7 @@ def _read_contacts(reading: RecordFields, indices: Iterable[int]) -> list[_Conta
 
 
 def _read_contacts_of(reading: RecordFields, body: int, first_record: int, last_record: int) -> list[_Contact]:
+    # Return the contacts of `body` from `first_record` (0 if negative) to `last_record`, both included.
     contacts = reading.batch.contacts
     indices = np.arange(contacts.starts[max(first_record, 0)], contacts.starts[last_record + 1])
     return _read_contacts(reading, indices[(contacts.a[indices] == body) | (contacts.b[indices] == body)])
@@ -239,6 +241,7 @@ def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
 def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
     # Among contacts of equal strength, names decide. Return None if there are no contacts.
     def rank(contact: _Contact) -> tuple[float, list[str]]:
+        # Sort key: the strongest contact first; ties in the alphabetical order of the bodies' labels.
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
 
     return min(contacts, key=rank, default=None)

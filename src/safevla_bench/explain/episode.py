@@ -228,6 +228,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     first = int(scores.first[column, episode])
 
     def moment_at(step: int) -> Moment:
+        # The value of the moment is None if the signal is not finite at this step.
         value = finite_or_none(signal_trace.values[step])
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
         return Moment(step, batch.elapsed_s(0, step), value, contributors)

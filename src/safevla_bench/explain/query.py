@@ -164,6 +164,7 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Deci
 
 
 def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
+    # JSON has neither NaN nor infinity: return None for them.
     return bool(value) if isinstance(value, np.bool_) else finite_or_none(value)
 
 

@@ -73,9 +73,11 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
     """Placeholder for images that were not rendered. Reading an image raises `PolicyError`."""
 
     def __init__(self, cameras: Sequence[str]) -> None:
+        # `cameras` are the names of the cameras whose images were not rendered.
         self._cameras = tuple(cameras)
 
     def __getitem__(self, name: str) -> NDArray[np.uint8]:
+        # An unknown camera is a usual `KeyError`, so that `in` and `get` work for it.
         if name not in self._cameras:
             raise KeyError(name)
         problem = f"{name} was not rendered, because the policy's `looks_next` was false"

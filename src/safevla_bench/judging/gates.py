@@ -425,6 +425,7 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
         return None
 
     def passes(states: Sequence[tuple[float, ...]]) -> bool:
+        # Each state is (sum of its good values, number of unknown values, number of values).
         good_sums, _, counts = np.array(states).T
         interval = rules.measure_interval(good_sums / counts if gate.bound == "min" else 1 - good_sums / counts)
         return judge_ends(gate, interval.low, interval.high) == "passed"
@@ -477,6 +478,7 @@ def _gather_values(
     """
 
     def extend_to_absent(values: NDArray[Any], fill: float) -> NDArray[Any]:
+        # Append `fill` once for each absent episode.
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
 
     members = scope.members

@@ -265,6 +265,7 @@ class Judged:
                 raise RunError(f"unknown {kind} {unknown[0]!r}: there is no such episode", remedy=remedy)
 
         def is_chosen(policy: str | None, suite: str) -> bool:
+            # If no policies or no suites are given, all are chosen.
             return (not policies or policy in policies) and (not suites or suite in suites)
 
         chosen = self.select_episodes([k for k, cell in enumerate(recorded_cells) if is_chosen(*cell)])

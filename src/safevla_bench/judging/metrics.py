@@ -159,6 +159,7 @@ _SHOWN = (SR, SAFETY, SBU, VSI)
 
 
 def _format_number(cell: Summary, metric: Metric) -> str:
+    # Return a rate in percent, another number in the metric's format, or `NO_VALUE` if the number is unknown.
     number = cell.number(metric)
     if number.value is None:
         return NO_VALUE

@@ -104,6 +104,7 @@ class EpisodeStanding:
         """Id of the active clause with the greatest depth. Ties go to the smallest ratio of robustness to threshold."""
 
         def rank(clause: ClauseStanding) -> tuple[float, float]:
+            # Sort key: the largest depth, then the smallest robustness per threshold; None counts as -inf.
             robustness = -np.inf if clause.robustness is None else clause.robustness
             return -(clause.depth or 0.0), robustness / clause.spec.threshold
 
@@ -382,6 +383,7 @@ class _RecordContext:
 
 
 def _scene_of(record: Batch) -> tuple[object, ...]:
+    # Return what all records of one episode have in common. The batch must have exactly one header.
     (header,) = record.headers
     return header.episode_id, header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 

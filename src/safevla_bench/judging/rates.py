@@ -68,6 +68,7 @@ class Metric:
 
     @property
     def heading(self) -> str:
+        # The label and the unit, as in "Safety %"; means have no unit.
         return f"{self.label} {self.unit}".strip()
 
     @property
@@ -77,10 +78,12 @@ class Metric:
 
     @property
     def scale(self) -> int:
+        # Proportions are shown in percent, means from 0 to 1 as they are.
         return 100 if self.unit else 1
 
     @property
     def digits(self) -> int:
+        # The number of decimals that `format` writes.
         return 1 if self.unit else 3
 
     @property
@@ -88,6 +91,7 @@ class Metric:
         return self.given != "ended"
 
     def format(self, value: Fraction | float) -> str:
+        # Return the value as text: in percent for proportions, without the unit.
         return format_fixed(self.scale * value, self.digits)
 
     def values(self, outcomes: EpisodeOutcomes) -> Floats:

@@ -183,6 +183,7 @@ def _dump_canonical(document: Mapping[str, object]) -> bytes:
 
 
 def _dump_line(value: object) -> str:
+    # Sorted keys make the text of equal values equal.
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 

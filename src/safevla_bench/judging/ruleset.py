@@ -62,6 +62,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
     def __str__(self) -> str:
+        # Return "" if neither damage nor a lost episode is known.
         if not (self.places or self.named):
             return ""
         if self.more:

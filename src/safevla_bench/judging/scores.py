@@ -260,6 +260,7 @@ class Scores:
         return self.episodes()
 
     def __contains__(self, key: object) -> bool:
+        # A key is an `EpisodeScore`, all of whose fields must match, or the ID of an episode.
         if isinstance(key, EpisodeScore):
             return any(name == key.episode_id and self.episode(k) == key for k, name in enumerate(self.episode_id))
         return key in self.episode_id

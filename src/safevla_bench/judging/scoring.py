@@ -556,10 +556,12 @@ def _count_unknown_records(trace: Trace) -> Ints:
 
 
 def _episode_ids(batch: Batch, episodes: Ints) -> tuple[str, ...]:
+    # The indices `episodes` [n] select from the batch.
     return tuple(batch.headers[e].episode_id for e in episodes)
 
 
 def _describe_episodes(episode_ids: Sequence[str]) -> str:
+    # Name at most `_MOST_EPISODES` episodes, as in "episodes 'a', 'b' and 3 more".
     noun, shown_ids = "episode" if len(episode_ids) == 1 else "episodes", map(repr, episode_ids[:_MOST_EPISODES])
     more_count = len(episode_ids) - _MOST_EPISODES
     more = f" and {more_count} more" if more_count > 0 else ""

@@ -43,11 +43,12 @@ def split_name(text: str) -> tuple[str | None, str]:
     if not spec:
         problem = f"--policy {text!r} has no policy after the equals sign"
         raise PolicyError(problem, remedy=f"Write NAME=POLICY, such as {name or 'mine'}=python:my_module:Policy.")
-    return check_name(name), spec
+    return check_name(name), spec  # an empty name, as in `=spec`, is refused here
 
 
 def check_name(name: str) -> str:
     """Return `name` unchanged; raise `PolicyError` if tables, file names or options cannot contain it."""
+    # The pattern `_NAME` allows the characters in the remedy below, without a space at the start or the end.
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         remedy = f"Use at most {_LONGEST_NAME} characters: letters, digits, spaces and . _ - +"
         raise PolicyError(f"{name!r} cannot be the name of a policy", remedy=remedy)
@@ -59,15 +60,18 @@ def runs_code(spec: str) -> bool:
     Published entries, clients of policy servers and the policies in `_CODE_FREE` run no foreign code.
     """
     name = spec.partition(":")[0]
-    is_entry = entries.MARK in name
+    is_entry = entries.MARK in name  # the names of published entries contain this mark
+    # A plug-in may define a policy with a built-in name; `is_own` is true only for this package's policy.
     is_code_free = name in _CODE_FREE.union(KINDS) and POLICIES.is_own(name)
     return not is_entry and not is_code_free
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
     """Describe the call that makes a policy. Return None if the call runs no code, reads no file and sends no key."""
-    if runs_code(spec) or spec.startswith("replay:"):
+    # `spec` is NAME or NAME:ARG; `arguments` are the policy's keyword arguments as text.
+    if runs_code(spec) or spec.startswith("replay:"):  # a replay reads files
         return format_call(spec, arguments)
+    # A key is the secret with which a client logs in at its server, from an environment variable or a file.
     # Only clients of servers send a key. Here, a policy is such a client if it is not in `_CODE_FREE`.
     sends_key = spec.partition(":")[0] not in _CODE_FREE and (KEY in os.environ or "key_file" in arguments)
     return f"{format_call(spec, arguments)}, which would receive your key" if sends_key else None
@@ -75,7 +79,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
     """Return the policy `noop`, for a dry run of `spec`. Raise `PolicyError` for an unknown name or secret argument."""
-    POLICIES.find_entry(spec.partition(":")[0], arguments)
+    POLICIES.find_entry(spec.partition(":")[0], arguments)  # raises the errors; its result is not needed
     return make_policy("noop")
 
 
@@ -86,7 +90,8 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
-        return entries.make_entry_policy(spec, arguments, make_policy)
+        return entries.make_entry_policy(spec, arguments, make_policy)  # calls `make_policy` for a server's kind
+    # `NAME:` passes the empty text, and `NAME` passes None.
     policy: Policy = POLICIES.make(name, arguments, arg if colon else None)
     missing = [attribute for attribute in ("wants", "reset", "act", "close") if not hasattr(policy, attribute)]
     if missing:
@@ -99,8 +104,9 @@ def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dic
     """Ask a policy's server for client arguments, and return those that `arguments` does not contain. Return {} for a
     policy without a server. Raises `ServerLostError` if the server does not answer, and the errors of `make_policy`.
     """
-    if spec.partition(":")[0] not in KINDS or runs_code(spec):
+    if spec.partition(":")[0] not in KINDS or runs_code(spec):  # `KINDS` are the kinds of policy servers
         return {}
+    # Every policy of a kind in `KINDS` is a `ChunkedPolicy`, whose `model` is the client of the server.
     with closing(cast("ChunkedPolicy", make_policy(spec, arguments))) as client:
         requested = client.model.ask_arguments()
     return {name: value for name, value in requested.items() if name not in arguments}

@@ -25,6 +25,7 @@ class _BlindPolicy:
     wants = Wants()
 
     def __init__(self, arg: str | None = None) -> None:
+        # `arg` is the text after the colon of NAME:ARG, which these policies refuse; None without a colon.
         if arg is not None:
             name = type(self).__name__.lower()  # the class `Noop` is the policy `noop`
             raise PolicyError(f"policy {name!r} takes no text after the colon: {arg!r}", remedy=f"Write {name}.")
@@ -33,7 +34,7 @@ class _BlindPolicy:
         self._generator = np.random.default_rng(0)
 
     def reset(self, task: Task, seed: int) -> None:
-        self._still, self._generator = task.still, np.random.default_rng(seed)
+        self._still, self._generator = task.still, np.random.default_rng(seed)  # `still`: the action without motion
 
     def close(self) -> None:
         """Do nothing: the policy holds no resources."""
@@ -43,6 +44,7 @@ class Noop(_BlindPolicy):
     """A policy that always returns the host's action for holding still with an open gripper."""
 
     def act(self, observation: Observation) -> Action:
+        # Return the host's action for holding still, [A]; the observation is ignored.
         return np.array(self._still)
 
 
@@ -50,6 +52,7 @@ class Random(_BlindPolicy):
     """A policy that draws each number of every action independently and uniformly from [-1, 1)."""
 
     def act(self, observation: Observation) -> Action:
+        # Return an action with independent uniform random numbers, [A]; the observation is ignored.
         return self._generator.uniform(-1.0, 1.0, size=len(self._still))
 
 
@@ -69,14 +72,17 @@ class MetaworldExpert:
     wants = Wants(privileged=True, extra=(STATE,))
 
     def __init__(self, scripts: Mapping[str, Callable[[], Script]]) -> None:
+        # `scripts` maps the name of a task to the class of Meta-World's script for this task.
         self._scripts = scripts
-        self._script: Script | None = None
+        self._script: Script | None = None  # None until the first `reset`
 
     def require_task(self, task: Task) -> None:
+        # Raise `PolicyError` if Meta-World has no script for the task.
         if task.name not in self._scripts:
             raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_REMEDY)
 
     def reset(self, task: Task, seed: int) -> None:
+        # A new script for each episode, because scripts may have state. `seed` is ignored: scripts are deterministic.
         self.require_task(task)
         self._script = self._scripts[task.name]()
 
@@ -87,7 +93,7 @@ class MetaworldExpert:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script often warns that it clips actions
             action = self._script.get_action(observation.extra[STATE].copy())  # the script may modify the array
-        return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
+        return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)  # as in Meta-World's evaluation
 
     def close(self) -> None:
         """Do nothing: the policy holds no resources."""
@@ -98,7 +104,7 @@ def make_metaworld(arg: str | None) -> MetaworldExpert:
     if arg != EXPERT:
         raise PolicyError(f"policy 'metaworld' has no variant {arg!r}", remedy="Write metaworld:expert.")
     try:
-        from metaworld.policies import ENV_POLICY_MAP
+        from metaworld.policies import ENV_POLICY_MAP  # maps the name of a task to its script's class
     except ImportError as error:
         problem = f"policy 'metaworld' needs the package metaworld: {error}"
         raise PolicyError(problem, remedy="pip install 'safevla-bench[metaworld]', or: make metaworld") from error

@@ -52,11 +52,13 @@ class FilterBase:
 
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode; `seed` is the environment's seed."""
+        # This default does nothing.
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         """Return the action to execute, [A], within the host's bounds; return `action` for no change. `monitor.margins`
         holds the newest record's margins as fractions of the limits: 0 at the limit, negative beyond it.
         """
+        # This default changes nothing. `monitor` is None if `reads_margins` is false.
         return action
 
 
@@ -73,6 +75,7 @@ class _MotionFilter(FilterBase):
     _still: Action
 
     def reset(self, task: Task, seed: int) -> None:
+        # Store the host's action for holding still, [A]: its zeros are the numbers that mean motion.
         self._still = np.array(task.still)
 
 
@@ -84,8 +87,9 @@ class SpeedCap(_MotionFilter):
     share: float = 0.5
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
+        # Return the action with its motion scaled, so that no number of the motion exceeds `share` in absolute value.
         is_motion = self._still == 0  # other numbers, such as the gripper's command, are not scaled
-        largest = float(np.abs(action[is_motion]).max(initial=0.0))
+        largest = float(np.abs(action[is_motion]).max(initial=0.0))  # 0 if no number is motion
         return np.where(is_motion, action * (self.share / largest), action) if largest > self.share else action
 
 
@@ -96,7 +100,8 @@ class StopNearLimit(_MotionFilter):
     share: float = 0.1
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        # `limit_use` is 1 at a limit, and 1 - `share` if the margin is `share` of the limit.
+        # Return the action without motion while a specification's margin is below `share` of its limit.
+        # `limit_use` is the largest fraction of a limit that the newest record uses: 1 minus the margin as a fraction.
         return hold(self._still, action) if monitor.limit_use > 1 - self.share else action
 
 
@@ -116,12 +121,15 @@ class DistanceBarrier(_MotionFilter):
     unit_m: float = 0.05
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
+        # Return the action with the smallest change of the hand's motion that keeps the hand away from bystanders.
         from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
         scene = observation.privileged
         if scene is None:
             raise PolicyError("`distance-barrier` needs the poses of bodies, which this host does not give")
+        # A box without extent at the end effector replaces unknown boxes of the hand.
         point = Boxes(observation.eef_pos_m[None], np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
+        # Bystanders are the movable bodies that no predicate of the goal, such as ("on", "bowl_1", "plate_1"), names.
         bystanders = sorted(scene.movable - {name for predicate in scene.goal for name in predicate})
         if not bystanders:
             return action
@@ -130,8 +138,8 @@ class DistanceBarrier(_MotionFilter):
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
         policy_move_m = base_axes @ (action[:3] * self.unit_m)
         move_m = policy_move_m
-        # Project the motion onto each pair's half-space of allowed motions.
-        # A projection may violate an earlier pair's constraint, so there are three rounds of projections.
+        # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space.
+        # Project the motion onto each half-space. This may leave an earlier half-space, so there are three rounds.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move_m)
@@ -142,7 +150,7 @@ class DistanceBarrier(_MotionFilter):
 
 
 def _place_boxes(scene: Privileged, names: Sequence[str]) -> Boxes:
-    # Return the boxes of the named bodies in the world frame.
+    # Return the bounding boxes of the named bodies, in the world frame and in the order of `names`.
     from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
     pos_m = np.array([scene.body_pos_m[name] for name in names])
@@ -159,6 +167,7 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     """
     # The indices of the two boxes of each pair, [G] each.
     our_index, other_index = np.indices((len(ours.center_m), len(others.center_m))).reshape(2, -1)
+    # Project a point of one box onto the other and back; the two points converge to the nearest points, [G, 3].
     our_points = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
         other_points = _project_onto_boxes(our_points, others, other_index)
@@ -166,11 +175,13 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     offsets = our_points - other_points
     gaps_m = np.linalg.norm(offsets, axis=1)
     gaps_m[gaps_m < _TOUCHING_M] = 0.0
+    # Boxes that overlap have no direction between nearest points; use that between the centers.
     directions = np.where(gaps_m[:, None] > 0, offsets, ours.center_m[our_index] - others.center_m[other_index])
     return gaps_m, directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TOUCHING_M)
 
 
 def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp]) -> Floats:
+    # `points` has the shape [pairs, 3]; `box_index` [pairs] is an index in `boxes`.
     # Return the point of box `box_index[g]` that is nearest to `points[g]`, for each pair g.
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
@@ -183,6 +194,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 def hold(still: Action, action: Action) -> Action:
     """Stop the arm: return `action` with 0 for each number that is 0 in `still`. Other numbers are kept."""
+    # The numbers that are 0 in `still`, the host's action for holding still, are motions. Others control the gripper.
     return np.where(still == 0, still, action)
 
 
@@ -198,7 +210,7 @@ def split_filter(text: str) -> tuple[str, dict[str, str]]:
     """Return the name and the arguments in a text `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`.
     Raises `PolicyError` if an argument is named like a secret.
     """
-    name, *parts = text.split(":")
+    name, *parts = text.split(":")  # such as ["python", "module", "Class", "KEY=VALUE"]
     arguments = dict(part.split("=", 1) for part in parts if "=" in part)
     name = ":".join([name, *(part for part in parts if "=" not in part)])
     refuse_secrets(f"the filter {name!r}", arguments, PolicyError)
@@ -207,11 +219,13 @@ def split_filter(text: str) -> tuple[str, dict[str, str]]:
 
 def runs_code(text: str) -> bool:
     """Return whether making the filter named by `text` runs code from outside this package."""
+    # True for `python:module:Class`, and for its first part alone.
     return text.partition(":")[0] == _PYTHON
 
 
 def make_filter(text: str) -> Any:
     """Return the filter named by `text`; raise `PolicyError` for an unknown filter or invalid arguments."""
+    # A filter is an object with a method `filter(observation, action, monitor)`, which returns the action to execute.
     name, arguments = split_filter(text)
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _SYNTAX)
@@ -219,6 +233,7 @@ def make_filter(text: str) -> Any:
         remedy = f"Choose `python:module:Class` or {', '.join(FILTERS)}. `POLICY=FILTER` must name a policy of the run."
         raise PolicyError(f"there is no filter {name!r}", remedy=remedy)
     filter_class = FILTERS[name]
+    # The arguments of this package's filters are the fields of their dataclasses.
     parameters = [field.name for field in fields(filter_class)] if is_dataclass(filter_class) else []
     for key, value in arguments.items():
         is_positive_number = re.fullmatch(r"\d*\.?\d+(e-?\d+)?", value) and float(value) > 0
@@ -235,10 +250,12 @@ class FilteredEnv(HostEnv):
         """Wrap a host's environment. `name` is the filter's name in errors; `monitor` computes the margins for the
         filter. If `hides` is true, the filter sees the simulator's state, but the policy does not.
         """
+        # `action_filter` has the method `filter`. `monitor` is None if the filter reads no margins.
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides_state = env, name, action_filter, monitor, hides
 
     def reset(self, seed: EpisodeSeed) -> Observation:
+        # Reset the environment and the filter, and return the observation for the policy.
         self._policy_actions: list[Action] = []
         self._any_changed = False  # whether the filter has changed an action of this episode
         self._observation = self._env.reset(seed)
@@ -250,8 +267,9 @@ class FilteredEnv(HostEnv):
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
+        # Return the observation for the policy, and whether the host reports success.
         executed = self._check_action(self._filter.filter(self._observation, action.copy(), self._verdicts))
-        is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0
+        is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0; then the policy's own bytes are executed
         self._observation, success = self._env.step(executed if is_changed else action)
         self._policy_actions.append(action)
         self._any_changed = self._any_changed or is_changed
@@ -264,24 +282,31 @@ class FilteredEnv(HostEnv):
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
+        # The batch's `action` holds the executed actions; `policy_action` is added for the actions of the policy.
         return add_rows(batch, POLICY_ACTION, np.stack(self._policy_actions)) if self._any_changed else batch
 
     def latest(self) -> Batch:
+        # Return the newest record, as the wrapped environment does.
         return self._env.latest()
 
     def coordinates(self) -> tuple[Coordinate, ...]:
+        # Return the parts of the simulator's state, as the wrapped environment does.
         return self._env.coordinates()
 
     def fixture_poses(self) -> dict[str, list[float]]:
+        # Return the poses of fixtures, as the wrapped environment does.
         return self._env.fixture_poses()
 
     def render_next(self, wanted: bool) -> None:
+        # Pass to the wrapped environment whether the next step renders images.
         self._env.render_next(wanted)
 
     def run_fast(self, wanted: bool) -> None:
+        # Pass to the wrapped environment whether it may skip redundant computations.
         self._env.run_fast(wanted)
 
     def close(self) -> None:
+        # Release the wrapped simulator.
         self._env.close()
 
     def _policy_observation(self) -> Observation:
@@ -312,6 +337,7 @@ class Delay:
     @classmethod
     def parse(cls, text: str) -> Delay:
         """Parse `3` (control steps), `120ms`, or `measured`; raise `PolicyError` for any other text."""
+        # `measured` means that the delay equals the measured inference time: both fields are None.
         if text == MEASURED:
             return cls()
         if re.fullmatch(r"\d{1,4}", text):
@@ -325,7 +351,7 @@ class Delay:
         if self.steps is not None:
             return self.steps
         delay_s = took_s if self.ms is None else self.ms / 1000
-        return int(delay_s / dt_s + 0.5)
+        return int(delay_s / dt_s + 0.5)  # `int` rounds down, so halves are rounded up
 
 
 class DelayedPolicy:
@@ -335,16 +361,19 @@ class DelayedPolicy:
         """Wrap a policy. `dt_s` is the duration of a control step in seconds."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
+        # Per query: the duration of `act` in seconds, and the delay in control steps.
         self._measured_s: list[float] = []
         self._lags: list[int] = []
 
     @property
     def greeting(self) -> object:
+        # The self-description of the policy's server; None if the policy has no server.
         return getattr(self._policy, "greeting", None)
 
     @property
     def calls_s(self) -> Sequence[float]:
         """The duration of each inference [s]: the policy's `calls_s` or, if there is none, the time of each `act`."""
+        # Policies with chunks query their model only in some calls of `act`, and measure these queries themselves.
         policy_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._measured_s if policy_s is None else policy_s
 
@@ -361,10 +390,11 @@ class DelayedPolicy:
         if not any(self._lags):
             return {}
         counts = {"answers": len(self._lags), "mean_steps": float(np.mean(self._lags)), "most_steps": max(self._lags)}
-        is_measured = self._delay == Delay()  # neither steps nor milliseconds were given
+        is_measured = self._delay == Delay()  # `Delay()` uses the measured inference times
         return {DELAY: {**counts, MEASURED: True} if is_measured else counts}
 
     def reset(self, task: Task, seed: int) -> None:
+        # Reset the policy, and forget its answers. An answer is the result of one query: one or several actions.
         self._policy.reset(task, seed)
         self._last_action = np.array(task.still)
         self._still = np.array(task.still)
@@ -375,10 +405,12 @@ class DelayedPolicy:
         self._next_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_chunk`
         self.chunk_step: tuple[int, int] | None = None  # chunk and index of the last returned action
         self._measured_s, self._lags = [], []
-        self._step = self._due_step = self._executed = 0  # `_executed` counts the actions since the last query
+        # The current control step; the step at which `_answer` arrives; the number of actions since the last query.
+        self._step = self._due_step = self._executed = 0
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
+        # A query is made only while no answer is expected; its answer arrives after the delay, maybe in a later call.
         self._receive_answer()
         if not self._answer and self._is_chunk_ending():
             self._query_policy(observation)
@@ -393,11 +425,12 @@ class DelayedPolicy:
         return self._last_action
 
     def close(self) -> None:
+        # Release the resources of the wrapped policy.
         self._policy.close()
 
     def _is_chunk_ending(self) -> bool:
         # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer.
-        # If delays are measured, the expected delay is the previous delay, or 0 before the first answer.
+        # `count_steps` uses the expected duration only if delays are measured: that of the last answer, at first 0.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
@@ -408,22 +441,23 @@ class DelayedPolicy:
         self._answer = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
         self._answer_origin = getattr(self._policy, "chunk_step", None)
+        # The first `act` of a chunk computes all its actions; `take_rest` returns the others.
         self._answer += self._policy.take_rest() if isinstance(self._policy, interface.ChunkingPolicy) else []
         self._measured_s.append(took_s)
         self._lags.append(self._delay.count_steps(self._dt_s, took_s))
         self._due_step, self._executed = self._step + self._lags[-1], 0
 
     def _receive_answer(self) -> None:
-        # If an answer is due, replace the rest of the current chunk by it.
+        # If an answer is due, replace the rest of the current chunk by it. An empty `_answer` = none is expected.
         if self._answer and self._due_step <= self._step:
-            # Actions for past steps are skipped, but at least one action is executed.
+            # The answer begins at the query's step. Skip its actions for steps since then, but keep at least one.
             skip_count = min(self._executed, len(self._answer) - 1)
             self._chunk, self._answer = deque(self._answer[skip_count:]), []
             self._next_origin = _advance_origin(self._answer_origin, skip_count)
 
 
 def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
-    # Return (chunk, index in the chunk) of the action that is `steps` later in the same chunk.
+    # Return the pair (chunk, index in the chunk) for the action `steps` later in this chunk; None stays None (unknown).
     return None if origin is None else (origin[0], origin[1] + steps)
 
 
@@ -436,10 +470,11 @@ class Coupling:
 
     def describe(self) -> dict[str, str]:
         """Return the filter and the delay for run.json, which stores them next to the policy's arguments."""
+        # An absent filter or delay (None) is omitted.
         return {name: text for name, text in asdict(self).items() if text is not None}
 
     def list_calls(self) -> list[str]:
-        # Return the call that makes a user's filter; [] if the filter runs no code from outside this package.
+        # Return the call that makes a user's filter, as text in a list; [] if the filter runs no code of the user.
         return [format_call(*split_filter(self.filter))] if self.filter and runs_code(self.filter) else []
 
 
@@ -448,10 +483,12 @@ class Coupler:
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
         """Make the filter, and a monitor that uses `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
+        # `coupling` holds the filter and the delay as texts, or None. `rules` are the specifications of the margins.
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
         self.privileged = bool(getattr(self._filter, "privileged", False))
+        # A user's filter without the attribute `reads_margins` gets margins.
         self.reads_margins = self._filter is not None and getattr(self._filter, "reads_margins", True)
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
@@ -459,10 +496,11 @@ class Coupler:
         """Raise `PolicyError` if the policy is a replay, or if the host lacks something that the filter needs. For a
         policy whose actions are poses, raise it also if there is a delay, or a filter that cannot change poses.
         """
+        # `name` is the policy in errors; `supports` are the abilities of the host.
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
-        # The host must move the hand as far as the filter assumes. A user's filter may have another `unit_m`.
+        # The host must move the hand as far as the filter assumes. A user's `unit_m` may mean something else.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
             distance, remedy = "varying distances", "Take speed-cap."
@@ -475,7 +513,7 @@ class Coupler:
         if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or omit --filter and --delay.")
-        self.extend_wants(name, policy.wants)
+        self.extend_wants(name, policy.wants)  # raises the errors for poses
 
     def extend_wants(self, name: str, wants: Wants) -> Wants:
         # Return `wants`, with the simulator's state if the filter reads this state. `name` is the policy in errors.

@@ -25,20 +25,22 @@ class _PlannerEnv:
     control_mode = "pd_joint_pos"  # planners choose the format of their actions by this mode
 
     def __init__(self, env: Any) -> None:
+        # Wrap a ManiSkill environment for a planner, which calls `env.unwrapped`, `reset` and `step`.
         self._env = env
-        self.unwrapped = self
-        self.actions: list[Action] = []
+        self.unwrapped = self  # so planners cannot bypass this wrapper
+        self.actions: list[Action] = []  # the executed joint changes, [8] each
 
     def __getattr__(self, name: str) -> Any:
-        # All other attributes are those of the wrapped environment.
+        # Python calls this only for attributes that the wrapper lacks; they are those of the wrapped environment.
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:
         """Do nothing: the wrapped environment is already at the episode's start."""
 
     def step(self, action: Action) -> Any:
-        # `action` has the target positions of seven joints [rad], then the gripper's command.
+        # `action`: target positions of seven joints [rad], the gripper's command. Returns the environment's result.
         joints_rad = self._env.agent.robot.get_qpos()[0, :7].numpy()
+        # In the host's actions, a joint's number is its change in units of `UNIT_RAD`, from -1 to 1.
         unit_changes = np.append((action[:7] - joints_rad) / UNIT_RAD, action[7])
         self.actions.append(np.clip(unit_changes, -1.0, 1.0).astype(np.float64))
         return self._env.step(self.actions[-1].astype(np.float32))
@@ -52,21 +54,24 @@ class ManiskillPlanner:
     wants = Wants(privileged=True, extra=(host.START,))
 
     def __init__(self, planners: Mapping[str, Callable[..., Any]]) -> None:
+        # `planners` maps the name of a task to ManiSkill's function that plans and executes the task.
         self._planners = planners
         self._task: Task | None = None
         self._envs: dict[str, Any] = {}  # the planner's scene for each task, by the task's name
-        self._actions: list[Action] = []
+        self._actions: list[Action] = []  # the remaining actions of the plan; [] = no plan was made yet
 
     def require_task(self, task: Task) -> None:
         """Raise `PolicyError` if ManiSkill has no planner for the task, or the actions are not joint changes."""
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_REMEDY)
+        # The action for holding still differs between control modes, so it shows whether actions are joint changes.
         if task.still != host.still_action(CONTROL):
             count = len(task.still)
             problem = f"ManiSkill's planners move joints; this host's actions do something else ({count} numbers)"
             raise PolicyError(problem, remedy=_REMEDY)
 
     def reset(self, task: Task, seed: int) -> None:
+        # `seed`, the policy's seed, has no effect, because plans are deterministic.
         self.require_task(task)
         self._task, self._actions = task, []  # the first `act` makes the plan, because it knows the episode's start
 
@@ -79,6 +84,7 @@ class ManiskillPlanner:
         if not self._actions:
             seed, settle_steps = map(int, observation.extra[host.START])  # the start of the host's episode
             self._actions = self._plan_actions(self._task, seed, settle_steps)
+        # The last action stays in the list, so it is repeated.
         return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
 
     def _plan_actions(self, task: Task, seed: int, settle_steps: int) -> list[Action]:
@@ -87,6 +93,7 @@ class ManiskillPlanner:
             self._envs[task.name] = host.make_env(task.name, CONTROL)
         env, still = self._envs[task.name], np.array(task.still)
         host.build_scene(env, seed)
+        # The same settling steps as in the host's episode lead to the same scene.
         for _ in range(settle_steps):
             env.step(still.astype(np.float32))
         planner_env = _PlannerEnv(env)
@@ -95,6 +102,7 @@ class ManiskillPlanner:
         return planner_env.actions or [still]
 
     def close(self) -> None:
+        # Release the planner's simulators.
         for env in self._envs.values():
             env.close()
         self._envs.clear()
@@ -106,9 +114,9 @@ def make(arg: str | None) -> ManiskillPlanner:
     """
     if arg != EXPERT:
         raise PolicyError(f"policy 'maniskill' has no variant {arg!r}", remedy="Write maniskill:expert.")
-    host.import_maniskill()
+    host.import_maniskill()  # raises `HostError`
     try:
-        from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS
+        from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS  # maps tasks to planners
     except ImportError as error:
         problem = f"policy 'maniskill' needs the package mplib: {error}"
         raise PolicyError(problem, remedy="make maniskill   (in a checkout)") from error

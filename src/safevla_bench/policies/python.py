@@ -53,6 +53,7 @@ class InProcessPolicy(ChunkQueue):
         super().__init__()
         self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))
+        # `Wants` lists the cameras and other observations that a policy requests; by default none.
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
             type_name = type(self.wants).__name__
@@ -77,9 +78,11 @@ class InProcessPolicy(ChunkQueue):
     @property
     def looks_next(self) -> bool:
         """Whether the next `act` queries the object, and the object's `looks_next` (default: true) is true."""
-        return not self.left and bool(getattr(self.made, "looks_next", True))
+        # While actions of a chunk remain, `act` returns one of them without a query.
+        return not self.remaining and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
+        # Discard the last chunk, and call the object's `reset`, if it has one.
         self.begin_chunks()
         if hasattr(self.made, "reset"):
             self.made.reset(task, seed)
@@ -89,7 +92,7 @@ class InProcessPolicy(ChunkQueue):
         `orientation`. The object may return a chunk [H, A]. Then its first `replan` actions, or all actions without
         `replan`, are executed one by one. Raises `InvalidActionError` for an empty chunk.
         """
-        if self.left:
+        if self.remaining:
             return self.take_next()
         answer: interface.Action = self.made.act(orient_images(observation, self.orientation))
         try:
@@ -97,11 +100,11 @@ class InProcessPolicy(ChunkQueue):
         except ValueError:  # the rows have different lengths
             is_chunk = False
         if not is_chunk:
-            self.chunk_step = None
+            self.chunk_step = None  # a single action belongs to no chunk
             return answer
-        executed_count = getattr(self.made, "replan", None)
+        executed_count = getattr(self.made, "replan", None)  # None = all
         self.add_chunk(list(answer)[:executed_count])
-        if not self.left:
+        if not self.remaining:
             raise InvalidActionError("a chunk without an action", remedy="Return an array [H, A] of H actions.")
         return self.take_next()
 
@@ -122,6 +125,8 @@ def orient_images(observation: interface.Observation, orientation: str) -> inter
     """Turn an observation's upright images to `orientation`, one of `ORIENTATIONS`. Return the observation unchanged if
     the orientation is `upright`, or if there are no images.
     """
+    # An orientation is what the policy's model was trained with, such as MuJoCo's images, which are upside down.
+    # Images that were not rendered cannot be read.
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
     flip = ORIENTATIONS[orientation]
@@ -133,7 +138,7 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """Return the state on which LIBERO's VLAs are trained, [8]: position [m], axis-angle [rad], two finger joints [m].
     The state equals that in openpi 15a9616 examples/libero/main.py, which uses robosuite's `quat2axisangle`.
     """
-    if observation.arms:
+    if observation.arms:  # empty for a single arm
         names = ", ".join(observation.arms)
         raise PolicyError(f"libero_state needs a single arm, but the arms are {names}", remedy="Read observation.arms.")
     rotation = transforms.to_axis_angle(observation.eef_quat_wxyz)
@@ -142,6 +147,7 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
     """Make the policy from `module:factory`. Raises `PolicyError` with the file and line of the cause if this fails."""
+    # `arg` is `module:factory`, the text after `python:`, or None; `arguments` are passed to the factory as text.
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
@@ -149,10 +155,12 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
     """Return the object that `module:factory` makes from the arguments. The object must have a method with the name
     `method`. `form` describes the expected syntax for error messages. Raises the errors of `make`.
     """
+    # Policies need the method `act`; filters, which change a policy's actions, need `filter`.
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
         raise PolicyError(f"the text after 'python:' is {arg!r}, not module:factory", remedy=form)
     owner, folder = f"python:{arg}", os.getcwd()
+    # The user's module may be a file in the current folder, which is not always on the module path.
     if folder not in sys.path:
         sys.path.insert(0, folder)
     search_places = f"Python searches for modules in {folder} and on the module path of {sys.executable}."
@@ -176,6 +184,7 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
     """Return an object as a policy. An object with an extended policy protocol is returned unchanged; others are
     wrapped. Raises `PolicyError` for a class, an object without `act`, or an invalid `wants` or `orientation`.
     """
+    # The extended protocols are those with `looks_next`, with a server, or with a recording. `name` is used in errors.
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
@@ -190,7 +199,7 @@ def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
     """Convert any exception of foreign code to a `PolicyError`: the text `failure`, then the cause and its place."""
     try:
         yield
-    except (KeyboardInterrupt, PolicyError):
+    except (KeyboardInterrupt, PolicyError):  # this package's errors already have a clear message
         raise
     except BaseException as error:  # a module or a factory may raise any exception
         raise PolicyError(f"{failure}: {_describe_exception(error)}", remedy=remedy) from error
@@ -198,7 +207,7 @@ def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
 
 def _describe_exception(error: BaseException) -> str:
     # Return the exception's type and message, and its place: the innermost frame outside of importlib and this file.
-    file, line, message = None, None, str(error)
+    file, line, message = None, None, str(error)  # without such a frame, no place is named
     for frame in traceback.extract_tb(error.__traceback__):  # outermost frame first; each match replaces the last one
         if "importlib" not in frame.filename and frame.filename != __file__:
             file, line = frame.filename, frame.lineno
@@ -232,6 +241,8 @@ class LerobotModel(ChunkModel):
         seeded: Callable[[int], object],
         rotate: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
     ) -> None:
+        # `before` and `after` are the saved pre- and post-processor; `tensor` makes a PyTorch tensor of an array.
+        # `seeded` seeds PyTorch; `rotate` converts quaternions xyzw [4] to axis-angles [3] (None: the dialect does).
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
         self._make_tensor, self._seed_torch, self._rotate = tensor, seeded, rotate
@@ -240,11 +251,14 @@ class LerobotModel(ChunkModel):
         """Do nothing: there is no server."""
 
     def begin(self, task: Task, seed: int) -> None:
+        # Begin an episode: seed the policy's sampling, and discard its remaining actions of the last episode.
         self._seed_torch(seed)
         self._policy.reset()
 
     def query(self, observation: interface.Observation) -> Reply:
+        # Return the next action [1, A] in a map with the key `action`, in the format of servers' replies.
         request = self.dialect.build_request(observation)
+        # Replace the rotation in the state by that of PyTorch, as in LeRobot, because NumPy rounds differently.
         if self._rotate is not None and any(_ROTATION_PART in field.state for field in self.dialect.fields):
             quat_xyzw = observation.eef_quat_wxyz[[1, 2, 3, 0]]
             cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(quat_xyzw)  # numbers 0 to 2 are a position
@@ -253,7 +267,7 @@ class LerobotModel(ChunkModel):
 
     def _to_tensor(self, value: object) -> object:
         # Return one value of a request as a batch of size 1, as LeRobot's policies expect.
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray):  # the instruction
             return [value]
         if value.dtype == np.uint8:  # an image [H, W, 3]; it becomes [3, H, W] with values from 0 to 1
             value = np.moveaxis(value, 2, 0).astype(np.float32) / 255
@@ -275,18 +289,20 @@ def make_lerobot(
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
+    # The dialect determines the names and formats of the model's inputs.
     chosen = _rename_images(choose_dialect(dialect, "lerobot", cameras), rename)
     action_count = None
     if n_action_steps is not None:  # other texts become 0, which `_load_policy` refuses
         action_count = int(n_action_steps) if n_action_steps.isdecimal() else 0
+    # The model returns single actions, so each "chunk" of this policy has one action; None = execute all of it.
     return ChunkedPolicy(_load_policy(arg, device, chosen, action_count), None)
 
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
-    # Apply `text`, the argument `rename`: OLD:NEW,... or None.
+    # Return the dialect with new names for images. `text` is the user's argument `rename`: OLD:NEW,... or None.
     new_names: dict[str, str] = {}
     for pair in text.split(",") if text else ():
-        old, _, new = pair.partition(":")
+        old, _, new = pair.partition(":")  # without a colon, `new` is "", which is refused below
         new_names[old] = new
     # Maps the short name of each image, such as `image`, to its path in the request.
     paths = {str(field.path[0]).removeprefix(_IMAGE_PREFIX): field.path for field in dialect.fields if field.camera}
@@ -299,7 +315,7 @@ def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
 
 
 def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int | None) -> LerobotModel:
-    # Load the policy at `path` with its processors. Raises `PolicyError` as in `make_lerobot`.
+    # Load the policy at `path` with its processors. `n_action_steps`: executed actions per chunk; None = as saved.
     try:
         import torch
         from lerobot.configs.policies import PreTrainedConfig
@@ -313,7 +329,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         _require_fitting_dialect(config, dialect)
         config.device = device
         if n_action_steps is not None:
-            chunk_size = getattr(config, "chunk_size", 0)
+            chunk_size = getattr(config, "chunk_size", 0)  # policies without chunks have no `chunk_size`
             if not 0 < n_action_steps <= chunk_size:
                 problem = f"the saved policy cannot execute {n_action_steps} actions of a chunk"
                 raise PolicyError(problem, remedy=f"Omit `n_action_steps`, or pass at most {chunk_size}.")
@@ -321,17 +337,21 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         device_override = {"device_processor": {"device": device}}
         preprocess, postprocess = make_pre_post_processors(policy.config, path, preprocessor_overrides=device_override)
+        # LeRobot's evaluation adds steps for X-VLA that saved processors may lack.
         preprocess = _add_xvla_steps(preprocess) if config.type == _XVLA else preprocess
 
     def to_numpy(action: Any) -> Any:
+        # Convert the model's action, a tensor, to an array in the units of the simulator.
         return postprocess(action).detach().cpu().numpy()
 
+    # The model gets PyTorch's functions as arguments, so that its class works without PyTorch, as in tests.
     rotate = partial(rotate_by_torch, torch)
     return LerobotModel(policy, preprocess, to_numpy, dialect, torch.from_numpy, torch.manual_seed, rotate)
 
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
     # Raise `PolicyError` if the saved policy's type needs another dialect, or its action mode is not that of LIBERO.
+    # X-VLA's only supported action mode is `_EE6D`: poses with six numbers for the rotation. It is also the default.
     is_xvla, mode = config.type == _XVLA, str(getattr(config, "action_mode", _EE6D))
     if is_xvla and mode != _EE6D:
         problem = f"this policy has the action_mode {mode}, but LeRobot's X-VLA policies for LIBERO have {_EE6D}"
@@ -362,8 +382,9 @@ def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.fl
     """Return a quaternion's axis-angle, [3] rad. PyTorch computes the result, because NumPy rounds differently. It
     equals `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py).
     """
+    # `torch` is the module PyTorch, which is not a dependency of this package. `quat_xyzw` is [4], with w last.
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
-    w = quat[3:].clamp(-1.0, 1.0)
+    w = quat[3:].clamp(-1.0, 1.0)  # shape [1], as in LeRobot
     sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
     # For tiny rotations, the axis is not defined, and the result is zero.
     axis_angle = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > transforms.LEAST_SINE else torch.zeros(3)

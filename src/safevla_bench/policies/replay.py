@@ -58,12 +58,13 @@ class Replay:
             "sha256": recording_digest(path),
             "episodes": len(episodes),
         }
-        self._observations: list[Observation] = []
+        self._observations: list[Observation] = []  # of the current episode, one per returned action
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
         """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
         exactly one episode matches, its actions do not fit the task, or its start is unknown.
         """
+        # The result's `recorded` names the episode, which `cue` then selects.
         episode = self._choose_episode(task, start.init_state_index)
         size = episode.actions.shape[1]
         if size != len(task.still):
@@ -77,7 +78,7 @@ class Replay:
             first_state = tuple(episode.states[0].tolist())
             recorded_episode = replace(recorded_episode, state=first_state, fixtures=episode.fixtures)
             return replace(start, wait_steps=0, rest_steps=0, recorded=recorded_episode)
-        if self._from_host:
+        if self._from_host:  # the host uses its initial state with the planned index
             return replace(start, recorded=recorded_episode)
         remedy = "Pass --policy-arg start=host to use the host's initial states in order, which is only a guess."
         raise PolicyError(f"{episode.source} does not contain the start of {episode.name}", remedy=remedy)
@@ -86,6 +87,7 @@ class Replay:
         """Return the indices of a task's recorded episodes: the sorted indices of the initial states or, if no initial
         states are recorded, 0, 1, ... Return () if the task has no recorded episodes.
         """
+        # A run plans one episode for each number, and `match` then finds the recorded episode by this number.
         matches = [episode for episode in self._episodes if episode.is_of_task(task)]
         indices = sorted({episode.init_state_index for episode in matches if episode.init_state_index is not None})
         return tuple(indices) if indices else tuple(range(len(matches)))
@@ -96,27 +98,29 @@ class Replay:
         return tuple(dict.fromkeys(episode.benchmark for episode in self._episodes if episode.benchmark is not None))
 
     def cue(self, start: EpisodeSeed) -> None:
-        # Choose the recorded episode to play next.
+        # Choose the recorded episode to play next: the one that `match` has stored in `start.recorded`.
         assert start.recorded is not None
-        # `match` chose the episode from `self._episodes`, so `next` finds it there.
+        # `match` chose the episode from `self._episodes`, so the search below finds it.
         key = (start.recorded.source, start.recorded.episode)
         self._start = start
         self._episode = next(episode for episode in self._episodes if (episode.source, episode.name) == key)
 
     def reset(self, task: Task, seed: int) -> None:
+        # Forget the last episode's observations. The task is known from `cue`, and a replay needs no seed.
         self._observations = []  # `add_divergence` compares the episode's observations with the recording
 
     def act(self, observation: Observation) -> Action:
         """Return the next recorded action, [A]. The rollout must end the episode after `recorded.steps` actions."""
         # Each earlier call of this episode stored one observation.
         action: Action = self._episode.actions[len(self._observations)].copy()
-        self._observations.append(replace(observation, images={}))
+        self._observations.append(replace(observation, images={}))  # images are not compared, and would fill the memory
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the played episode with a header field `replay`, which describes differences from the recording. If
         the episode diverged, it also gets the mark `DIVERGED`.
         """
+        # `played` is the replay as a batch of one episode; `last` is the observation after the last action.
         # The first observation is omitted, because it is before the first action.
         episode, observations_after = self._episode, [*self._observations[1:], last]
         comparison: dict[str, object] = {"source": episode.source, "episode": episode.name}
@@ -124,7 +128,7 @@ class Replay:
             comparison["policy"] = episode.policy
         comparison |= _describe_start(self._start, episode)
         comparison |= measure_divergence(episode, played, coordinates, observations_after)
-        (extra,) = played.extra  # `played` has one episode
+        (extra,) = played.extra  # the further header fields of the only episode
         if has_diverged(comparison, succeeded=played.headers[0].success):
             extra = add_header_mark(extra, DIVERGED)
         return replace(played, extra=(add_header_field(extra, "replay", comparison),))
@@ -153,7 +157,7 @@ class Replay:
 
 
 def _label_episode(episode: RecordedActions) -> str:
-    # Return the episode's task and, if it is recorded, the index of its initial state.
+    # Return the episode's task and, if it is recorded, the index of its initial state, for error messages.
     index = episode.init_state_index
     return episode.task_label if index is None else f"{episode.task_label} {index}"
 
@@ -164,18 +168,21 @@ class ActionReplay:
     clip = True
 
     def __init__(self, *, absolute: bool = False) -> None:
+        # `absolute` is true if the recorded actions are poses instead of changes of pose.
         self.wants, self._actions, self._step = Wants(absolute=absolute), np.empty((0, 0)), 0
 
     def cue(self, start: EpisodeSeed) -> None:
-        # Runs with this policy contain only episodes with recorded actions.
+        # Select the recorded actions of `start`. Runs with this policy contain only episodes with recorded actions.
         assert start.recorded is not None
         assert start.recorded.actions is not None
         self._actions = start.recorded.actions
 
     def reset(self, task: Task, seed: int) -> None:
+        # Play from the first action.
         self._step = 0
 
     def act(self, observation: Observation) -> Action:
+        # Return the next recorded action, [A]; the observation is ignored. Runs end the episode after the last action.
         self._step += 1
         return np.array(self._actions[self._step - 1])
 
@@ -211,6 +218,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
     # Return the recorded actions of each episode in an archive or a run folder; [] if there are no episodes.
     batch, index = read_sources([path])
     index.require_valid()
+    # One path gives one source. Its description is that of the run, with the protocol of how episodes begin and end.
     (source,) = index.sources
     protocol = source.description.get("protocol")
     # If the recorded number of settling steps is not an integer, ignore all settings of the protocol.
@@ -219,7 +227,9 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iterate_episodes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterator[RecordedActions]:
+    # Yield the recorded actions of each episode. `protocol` holds the run's settings; it is {} if they are unknown.
     suite_wait_steps = protocol.get("wait_steps_by_suite", {})
+    # Per episode: whether actions are poses, whether the start was drawn at random, and the number of earlier resets.
     absolute_flags, drawn_flags = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
     reset_counts = earlier_resets(batch)
     for index, header in enumerate(batch.headers):
@@ -242,6 +252,7 @@ def _iterate_episodes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> 
             wait_steps=suite_wait_steps.get(header.benchmark, protocol.get("wait_steps")),
             rest_steps=protocol.get("rest_steps", 0),
             policy=header.policy,
+            # If the replay does not succeed, it ends with this outcome.
             ending="stopped" if header.outcome == "stopped" else "timeout",
             absolute=absolute_flags[index],
             drawn=drawn_flags[index],
@@ -255,12 +266,13 @@ def recording_digest(path: Path) -> str | dict[str, str]:
     """
     if path.is_file():
         return sha256_of(path)
+    # Empty for folders that are not output of vla-evaluation-harness: then all files are hashed.
     files = foreign.recording_files(path) or sorted(path.rglob("*"))
     return {str(file.relative_to(path)): sha256_of(file) for file in files if file.is_file()}
 
 
 def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> EpisodeSeed:
-    # Return the planned start with the recorded seed, settling steps and kind of start.
+    # Return the planned start with the recorded seed, settling steps and earlier resets; `drawn` = placed at random.
     # If the environment's seed or the settling steps were not recorded (None), the planned values stay.
     env_seed = start.env_seed if episode.env_seed is None else episode.env_seed
     start = replace(start, env_seed=env_seed, drawn=start.drawn or episode.drawn, earlier_resets=episode.earlier_resets)
@@ -272,14 +284,14 @@ def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> Episo
 def _describe_start(start: EpisodeSeed, episode: RecordedActions) -> dict[str, object]:
     # Return the entries of the header field `replay` that describe the start of the replay.
     recorded = start.recorded
-    assert recorded is not None
+    assert recorded is not None  # `Replay.match` has set it
     certainty = "as recorded" if episode.init_state_index is not None else "a guess: the recording does not say"
     described: dict[str, object] = {"start": f"the host's initial state, {certainty}"}
     if recorded.state is not None:
         described["start"] = "the first recorded state"
         if episode.fixtures:
             described["fixtures"] = {name: list(pose) for name, pose in episode.fixtures}
-    if episode.earlier_resets is not None:
+    if episode.earlier_resets is not None:  # the recording's environment was seeded only once
         described |= {"earlier_resets": episode.earlier_resets, "wait_steps": episode.wait_steps}
     return described
 
@@ -300,12 +312,13 @@ def measure_divergence(
     field `basis` reports this. If neither states nor proprioception were recorded, body positions are compared.
     Differences of velocities and time affect only `exact`.
     """
+    # `played` is the replay as a batch of one episode. `coordinates` assign columns of its states to bodies and joints.
     if episode.states is None and episode.proprioception is not None:
         recorded_success = {} if episode.success is None else {"recorded_success": episode.success}
         return {**recorded_success, **_compare_proprioception(episode.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
-    # States in robosuite's demonstrations end with the velocities. Further numbers of our states are not compared.
+    # States in robosuite's demonstrations end with the velocities, so our states may be wider. Other widths do not fit.
     if episode.states is None or not used_columns <= episode.states.shape[1] <= states.shape[1]:
         return _compare_bodies(episode, played)
     count, width = min(len(episode.states), len(states)), episode.states.shape[1]
@@ -313,13 +326,14 @@ def measure_divergence(
     distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> (kind, difference in each state)
     for coord in coordinates:
         columns = slice(coord.first, coord.first + coord.size)
+        # A rotation with one number is the angle of a hinge.
         measure = _angles_rad if coord.kind == "rotation" and coord.size == 4 else _row_distances
         distances[f"{coord.name} {coord.kind}"] = coord.kind, measure(recorded[:, columns], replayed[:, columns])
     return _summarize_distances(count, distances, exact=recorded.tobytes() == np.ascontiguousarray(replayed).tobytes())
 
 
 def _compare_bodies(episode: RecordedActions, played: Batch) -> dict[str, object]:
-    # Return the comparison of the positions of all bodies that both the recording and the replay have.
+    # Compare the positions of all bodies that both the recording and the replay have, as in `measure_divergence`.
     bodies, tracks_m = played.body_pos_m.episode_poses(0)  # `tracks_m` has the shape [records, bodies, 3]
     replayed_m = {played.body_label(int(body)): tracks_m[:, column] for column, body in enumerate(bodies)}
     common_names = [name for name in replayed_m if name in episode.positions_m]
@@ -331,13 +345,14 @@ def _compare_bodies(episode: RecordedActions, played: Batch) -> dict[str, object
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
-    # `recorded` [T, 8] are the states of the end effector after each action, and `observed` the replay's observations.
+    # `recorded` [T, 8] and `observed`, the replay's observations, show the end effector after each action.
+    # Return the result of `_summarize_distances`, with `basis`: a note that no objects were compared.
     count = min(len(recorded), len(observed))
     rows = recorded[:count]  # columns: position [0:3], axis-angle [3:6], two finger joints [6:8]
     hand_m = np.array([observation.eef_pos_m for observation in observed[:count]])
     hand_quats_wxyz = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
     fingers_m = np.array([observation.gripper_qpos for observation in observed[:count]])
-    recorded_quats_wxyz = np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1)
+    recorded_quats_wxyz = np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1)  # from xyzw
     angles_rad = _angles_rad(recorded_quats_wxyz, hand_quats_wxyz)
     # Recordings have single precision. Rotations are compared by angle, because q and -q are the same rotation.
     equal = np.column_stack([hand_m, fingers_m]).astype(np.float32) == rows[:, [0, 1, 2, 6, 7]].astype(np.float32)
@@ -354,33 +369,36 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
     """Return whether a difference exceeds `TOLERANCE`, the success differs, or nothing was compared."""
+    # `replay` is the result of `measure_divergence`. `succeeded` is whether the replay succeeded.
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True
     # `first_step` is the first step at which a coordinate's difference exceeds `TOLERANCE`.
     exceeds_tolerance = any(coordinate["first_step"] is not None for coordinate in divergence.values())
+    # If the recorded success is unknown, it counts as equal.
     return exceeds_tolerance or replay.get("recorded_success", succeeded) != succeeded
 
 
 def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
+    # Return the header fields that `measure_divergence` describes.
     # `distances` maps a coordinate to its kind (a key of `UNITS`) and its difference in each of `count` states.
     if not count:
         return {"compared": 0}
     divergence = {}
     for name, (kind, distance) in distances.items():
         steps_beyond = np.flatnonzero(distance > TOLERANCE)
-        first_step = int(steps_beyond[0]) if len(steps_beyond) else None
+        first_step = int(steps_beyond[0]) if len(steps_beyond) else None  # None = never
         divergence[name] = {"max": float(distance.max()), "unit": UNITS[kind], "first_step": first_step}
     return {"compared": count, "exact": exact, "tolerance": TOLERANCE, "divergence": divergence}
 
 
 def _row_distances(recorded: Floats, replayed: Floats) -> Floats:
-    # Return the Euclidean distance of each pair of rows, [N].
+    # Return the Euclidean distance of each pair of rows of two arrays [N, D], as an array [N].
     return np.asarray(np.sqrt(np.square(replayed - recorded).sum(axis=1)))
 
 
 def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
-    # Return the angle between the rotations of each pair of quaternions, [N] rad.
+    # Return the angle between the rotations of each pair of quaternions, [N] rad; both arrays are [N, 4], w first.
     first = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
     second = replayed / np.linalg.norm(replayed, axis=1, keepdims=True)
     # Two unit quaternions have the distance 2 sin(angle / 4). q and -q are the same rotation, so use the nearer one.

@@ -121,6 +121,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
     # Return the name of the reference policy. Raises `RunError` as in `calibrate`.
     names = sorted({name or "" for name in scores.policy})
     candidates = [name for name in names if name != NOOP]
+    # The user may choose any policy by name, even `noop`.
     if policy in names:
         return policy
     if policy is None and len(candidates) == 1:
@@ -150,6 +151,7 @@ def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
 
     n, tail = len(ordered), (1.0 - CONFIDENCE) / 2
     cdf = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
+    # The rank u is one above the index, because P(B < u) is the item `u - 1` of `cdf`.
     low_rank, high_rank = np.searchsorted(cdf, [tail, 1.0 - tail]) + [0, 1]
     # Values have the ranks 1 to n. An end with any other rank is infinite.
     low = float(ordered[low_rank - 1]) if low_rank >= 1 else -math.inf
@@ -163,6 +165,7 @@ def episodes_needed(quantile: float) -> int:
     >>> episodes_needed(0.95), episodes_needed(0.99)
     (72, 368)
     """
+    # The upper end is finite if the probability that all n values lie below the quantile is at most 2.5 %.
     return math.ceil(math.log((1.0 - CONFIDENCE) / 2) / math.log(quantile))
 
 

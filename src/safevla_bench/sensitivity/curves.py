@@ -109,6 +109,7 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
             for spec in _specs_of_family(library, change.family):
                 threshold = _changed_threshold(spec, change)
                 settings[spec.spec_id] = ThresholdSetting(threshold, severe_magnitude(library, spec, threshold))
+        # A row without changes is the library itself, so it always applies.
         if row.change and not settings:
             left_out.append(row.name)
         else:
@@ -151,6 +152,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
 
 def _sweep_error(text: str, why: str) -> SpecError:
+    # Returns the error for the command-line argument `text`, which is not a valid sweep; `why` is the reason.
     remedy = "Write NAME=LOW:HIGH:COUNT, as in `non_target_max_disp=0.002:0.05:25`, or NAME=A,B,C, in the spec's unit."
     return SpecError(f"{shorten_name(text)!r} is not a sweep: {why}", remedy=remedy)
 
@@ -220,6 +222,7 @@ def apply_variant(
             columns[k] = msgspec.structs.replace(column, threshold=spec.threshold, severe=spec.severe)
             rho[k] = np.where(is_active, _margin_of_extreme(spec, scores.extreme[k]), np.nan)
             depths[k] = np.where(is_active, violation_depth(spec, rho[k]), np.nan)
+            # The step of the first violation is unknown: see the docstring.
             first[k] = -1
     return replace(scores, specs=tuple(columns), rho=rho, depth=depths, first=first)
 
@@ -243,7 +246,7 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
 
 
 def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
-    # Return the robustness for each worst value of the signal; a value is NaN if the gate never holds.
+    # Return the robustness for each worst value of the signal. NaN, for a gate that never held, counts as inf.
     clause = match_clause(spec.formula)
     assert clause is not None
     rho = np.where(np.isnan(extreme), np.inf, clause.margins(extreme, ROUNDING) + 0.0)  # `+ 0.0` removes -0.0
@@ -379,6 +382,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
+    # Returns the metrics of the episodes with the indices `members`.
     severity, starts = scores.vsi[members][None], scores.start[members]  # [1, episodes], for one mean
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)

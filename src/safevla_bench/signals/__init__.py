@@ -40,6 +40,7 @@ def signal_unit(name: str) -> str:
 class _IsBoolean(Mapping[str, bool]):
     # Maps the name of each signal to whether the signal is Boolean.
     def __getitem__(self, name: str) -> bool:
+        # Raises KeyError for an unknown name, as a mapping must.
         return SIGNALS[name].boolean
 
     def __iter__(self) -> Iterator[str]:

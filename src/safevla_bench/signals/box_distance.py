@@ -49,6 +49,7 @@ class WorldBoxes:
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
     def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> WorldBoxes:
+        # Select boxes by index, mask or slice, as NumPy does.
         return WorldBoxes(self.center[which], self.axes[which], self.half[which])
 
 
@@ -66,6 +67,7 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     is_first_of_group = np.diff(group[order], prepend=-1) > 0
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)  # smallest measured distance of each group
     for candidates in (order[is_first_of_group], order[~is_first_of_group]):
+        # `distance` still holds lower bounds here. Only a pair whose bound is below its group's smallest can be nearer.
         undecided = candidates[distance[candidates] < least[group[candidates]]]
         for start in range(0, len(undecided), _CHUNK_PAIRS):
             chunk = undecided[start : start + _CHUNK_PAIRS]
@@ -84,10 +86,12 @@ class _BoxPairs:
 
     @classmethod
     def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _BoxPairs:
+        # The rows of `axes` are the axes, so the product with them turns world vectors into the frame of the first box.
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
     def __getitem__(self, which: Ints) -> _BoxPairs:
+        # Select pairs by their indices.
         return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def exchange_boxes(self) -> _BoxPairs:

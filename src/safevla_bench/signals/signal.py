@@ -598,9 +598,11 @@ class SignalTable(Mapping[str, Signal]):
         return FORMS[form](tuple(_read_argument(text) for text in argument_texts))
 
     def __contains__(self, name: object) -> bool:
+        # A name in call form needs only a known form and `(`; its arguments are not checked here.
         return name in _REGISTERED or (isinstance(name, str) and name.partition("(")[0] in FORMS and "(" in name)
 
     def __iter__(self) -> Iterator[str]:
+        # Names in call form are not listed, because there are infinitely many.
         return iter(_REGISTERED)
 
     def __len__(self) -> int:
@@ -658,6 +660,7 @@ def signal(
 
         @wraps(compute)
         def compute_once(fields: RecordFields) -> Values:
+            # Compute the signal on the first call; later calls for the same records return the stored values.
             return fields.compute_once(SIGNAL_KIND, name, compute_values)
 
         _REGISTERED[name] = Signal(

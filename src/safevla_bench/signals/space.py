@@ -109,10 +109,12 @@ def _pair_offsets(a: Track, b: Track) -> Floats:
 
 
 def _measure_distance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # Return the distance in meters of each pair of bodies, [n, pairs]. All measures have these three parameters.
     return _flatten_pairs(np.sqrt(np.square(_pair_offsets(*tracks)).sum(axis=-1)))
 
 
 def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # Return the height in meters of each body of the first track above each body of the second, [n, pairs].
     return _flatten_pairs(_pair_offsets(*tracks)[..., 2])
 
 
@@ -139,6 +141,7 @@ def _flatten_pairs(values: Floats) -> Floats:
 
 def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     before, after = tracks[0].neighbors
+    # The rate is a central difference, so the first and the last record have none: `moved_m` is [n - 2, K].
     moved_m = np.sqrt(np.square(after.position - before.position).sum(axis=-1))
     return _divide_by_time(moved_m, time_s)
 
@@ -170,6 +173,7 @@ def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
 
 
 def _make_position_form(axis: str) -> Form:
+    # Return the signal kind for the world position along `axis`: x, y or z. `{of}` is filled in with the body later.
     column, meaning = "xyz".index(axis), f"Position of {{of}} in the world along {axis}."
     return Form("m", ("of",), meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
@@ -275,12 +279,14 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
 
 
 def _find_form(form: str) -> Form:
+    # Return the kind of signal with this name. Raises `FormulaError` for an unknown name.
     if form not in PLACED_FORMS:
         raise FormulaError(f"unknown kind of signal {form!r}", remedy=f"kinds of signals: {', '.join(PLACED_FORMS)}")
     return PLACED_FORMS[form]
 
 
 def _describe_usage(form: str, kind: Form) -> str:
+    # Return the remedy for invalid arguments, such as `write distance(of, to)`.
     numbers = [key if count == 1 else f"{key} ({count} numbers)" for key, count in kind.numbers.items()]
     return f"write {form}({', '.join((*kind.places, *numbers))})"
 
@@ -314,6 +320,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     name = format_call(form, arguments)
 
     def compute(fields: RecordFields) -> Floats:
+        # Compute the signal's values at every record, [N], on the first call for these records.
         return fields.compute_once(
             SIGNAL_KIND, name, lambda own_fields: _compute_signal(own_fields, kind, places, numbers)
         )
@@ -508,6 +515,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         interior = slice(records.start + 1, records.stop - 1)
 
         def read_neighbor(by: int) -> PoseTrack:
+            # Return the poses `by` records later (earlier if negative), without the episode's first and last record.
             pos, quat = (_read_shifted(fields, place, part, by)[interior] for part in ("pos", "quat"))
             return PoseTrack(pos[:, None], quat[:, None])
 
@@ -529,6 +537,7 @@ def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Float
     # Return `shifted_pos` or `shifted_quat` for the bodies at `held` or `handled`, [N, 3] or [N, 4]. They are computed
     # only once, because each call computes them for all episodes.
     def compute(own_fields: RecordFields) -> Floats:
+        # `own_fields` has attributes such as `shifted_pos` and `held_body`.
         poses: Floats = getattr(own_fields, f"shifted_{part}")(getattr(own_fields, f"{place}_body"), by)
         return poses
 

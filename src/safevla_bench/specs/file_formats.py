@@ -193,6 +193,7 @@ def built_in_tags() -> Mapping[str, Tag]:
 
 
 def _library_folder() -> Traversable:
+    # The package can be installed in a zip archive, so its files are read as resources, not as paths.
     return resources.files(__package__) / "library"
 
 
@@ -426,6 +427,7 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def _paper_spec_row(spec: Spec) -> dict[str, object]:
+    # Return a specification as a row of the paper's JSON format; None where the formula has no such simple predicate.
     written = spec.written_formula
     stated = find_stated_predicate(written, spec.threshold)
     operator_names = {sign: name for name, sign in OPERATORS.items()}
@@ -477,6 +479,7 @@ def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, thresh
     }
 
     def restore_in(node: syntax.Compare) -> syntax.Compare:
+        # Return the comparison with the placeholder in place of its number; other comparisons are unchanged.
         if node.operator != operator or node.left != syntax.NumericSignal(name):
             return node
         return syntax.Compare(operator, node.left, placeholders.get(node.right, node.right))

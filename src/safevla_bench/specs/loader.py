@@ -104,10 +104,12 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
 
 @cache
 def _built_in_library(name: str) -> Library:
+    # Return a library of the package. The files of the package do not change, so each library is read once.
     return _assemble_library(name, file_formats.read_built_in(name), file_formats.built_in_tags())
 
 
 def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
+    # Return the contents of a library file. Raises `SpecError` for another kind of file or one without specifications.
     if not str(path).endswith((".toml", ".json", ".jsonl")):
         built_in = suggest_names(str(path), file_formats.BUILT_IN, "built-in libraries")
         is_file = isinstance(path, RuleFile) or os.path.exists(path)
@@ -257,6 +259,7 @@ def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
 
 
 def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
+    # Raise an error if the unit in the row is not the formula's unit. None means that the formula fixes no unit.
     if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
         problem = f"the unit is {row.unit!r}, but the formula's margin is in {str(unit)!r}"
         remedy = f"convert threshold and severe to {str(unit)!r}, and write this unit"
@@ -273,6 +276,7 @@ def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
+    # Raise an error, which names the field `key`, unless the value is positive and finite.
     if not (math.isfinite(value) and value > 0):
         remedy = "give a positive magnitude; a lower bound is written `> -threshold`"
         raise origin.make_error(f"{key} is {value}, but it must be positive and finite", field=key, remedy=remedy)
@@ -438,6 +442,7 @@ class TrialTrace:
 
 
 def _format_value(value: float | bool) -> str:
+    # Return a number or a Boolean as text; Booleans are `true` and `false`, as in TOML.
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
@@ -483,6 +488,7 @@ def try_spec(spec: Spec) -> SpecTrial:
 def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth: bool) -> syntax.Formula:
     # Returns the formula with `truth` in place of each occurrence of the predicate.
     def visit(node: syntax.Node) -> syntax.Node:
+        # Return the node with `truth` in place of each occurrence of the predicate.
         return syntax.Truth(truth) if node == predicate else syntax.map_children(node, visit)
 
     return cast(syntax.Formula, visit(formula))

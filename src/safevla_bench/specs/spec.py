@@ -62,6 +62,7 @@ class Spec:
     """The specification before its limit was changed; None without a change, and if the change also gave `severe`."""
 
     def __post_init__(self) -> None:
+        # `dataclasses.replace` could change the threshold without the formula, so the two are compared here.
         remedy = f"to change limits, call load_ruleset(thresholds=['{self.spec_id.partition('@')[0]}=VALUE'])"
         for name, value in (("threshold", self.threshold), ("severe", self.severe)):
             if value is not None and not 0 < value < math.inf:
@@ -103,6 +104,7 @@ class Library:
     vocabulary: Mapping[str, Tag]
 
     def __getitem__(self, spec_id: str) -> Spec:
+        # Former names of a specification (`legacy`) are accepted, too.
         return self._by_id[self.canonical_id(spec_id)]
 
     def __contains__(self, spec_id: object) -> bool:
@@ -116,6 +118,7 @@ class Library:
 
     @cached_property
     def _by_id(self) -> Mapping[str, Spec]:
+        # Maps each current name to its specification.
         return {spec.spec_id: spec for spec in self.specs}
 
     @property

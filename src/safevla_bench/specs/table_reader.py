@@ -54,6 +54,7 @@ class RuleFile(msgspec.Struct, frozen=True):
         return cls(Path(path).name, files.read_text(Path(path)))
 
     def __str__(self) -> str:
+        # Messages show the file's name without its folder.
         return Path(self.name).name
 
     @property

@@ -633,6 +633,7 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     mean, level = float(counts @ points) / len(values), -log(1 - confidence)
 
     def excess(supposed_mean: float) -> float:
+        # The supposed mean is rejected if the result is positive; an end of the interval is a zero.
         return _log_wealth(points, counts, supposed_mean) - level
 
     inner_mean = min(max(mean, _EDGE), 1 - _EDGE)  # `_log_wealth` divides by the mean and by 1 minus the mean

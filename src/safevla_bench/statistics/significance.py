@@ -71,6 +71,7 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = int
     p_value = barnard_p(count, n, other, m)
 
     def find_interval() -> intervals.Interval | None:
+        # Newcombe's interval of the difference, widened or narrowed where it would contradict the p-value.
         wilson = intervals.wilson_interval(count, n, confidence)
         other_wilson = intervals.wilson_interval(other, m, confidence)
         if wilson is None or other_wilson is None:
@@ -108,6 +109,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     # Returns the largest probability of a region from `_barnard_region` over all proportions: on a grid, then refined.
     def probability(proportion: float) -> float:
+        # Returns the probability of the region if both policies have this probability of an event.
         return _region_probability(region, n, m, proportion)
 
     # The grid is denser near 0 and 1, where the probability changes faster.
@@ -195,6 +197,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
         p_values = np.concatenate([_exact_p_values(rows[chunk], weight_rows[chunk]) for chunk in chunks])
 
         def find_interval() -> intervals.Interval:
+            # Both ends of each row, [2, R]. Chunks limit the memory for the subsets.
             low, high = np.hstack([_find_center_ends(rows[chunk], weight_rows[chunk], confidence) for chunk in chunks])
             return intervals.make_interval(low[0], high[0]) if is_single else intervals.make_interval(low, high)
 
@@ -228,6 +231,7 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
     """Join tests to a single test with the rows of all tests, in order. The ends of a missing interval are NaN."""
 
     def find_interval() -> intervals.Interval:
+        # A test of a single row has scalar ends, which `atleast_1d` turns into arrays of one row.
         parts = [test.interval or intervals.Interval(np.nan, np.nan) for test in tests]
         low = np.concatenate([np.atleast_1d(part.low) for part in parts])
         high = np.concatenate([np.atleast_1d(part.high) for part in parts])
@@ -262,6 +266,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
 
     def find_interval() -> intervals.Interval:
+        # The second low end is that of the negated differences; + 0.0 turns -0.0 into 0.0.
         low_ends = []
         for shares, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True):
             find_p = partial(_lower_p_value, shares, tie_weight)
@@ -288,6 +293,7 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
     def find_shares(centers: Floats) -> tuple[Floats, Floats]:
+        # [centers, subsets]: negative if the weighted mean of a subset is below a center.
         gaps = sums - np.outer(centers, weight_sums)
         return (gaps < -_TOLERANCE).mean(axis=1), (np.abs(gaps) <= _TOLERANCE).mean(axis=1)
 
@@ -480,6 +486,7 @@ def score_difference(
     p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(counts, sizes, others, other_sizes, 0.0))))
 
     def find_interval() -> intervals.Interval:
+        # The upper end is the negated lower end with the policies swapped.
         low = _find_score_low_end(counts, sizes, others, other_sizes, z)
         negated_high = _find_score_low_end(others, other_sizes, counts, sizes, z)
         return intervals.make_interval(low[()], -negated_high[()] + 0.0)  # + 0.0 turns -0.0 into 0.0
@@ -491,6 +498,7 @@ def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes
     # Returns the lower end of the interval of `score_difference`: the difference at which the score is z.
     # If the score is above z at both `outer` and `inner`, the end is `inner`; if at neither, the end is `outer`.
     def excess(difference: Floats) -> Floats:
+        # Returns by how much the score at each supposed difference exceeds z; the end is a zero.
         return _score(counts, sizes, others, other_sizes, difference) - z
 
     estimate = _mean_gap(counts, sizes, others, other_sizes)
@@ -569,6 +577,7 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     p_values = intervals.mean_p_values(rows, 0.5)
 
     def find_interval() -> intervals.Interval:
+        # The rows are (1 + difference)/2, so the ends are scaled back from [0, 1] to [-1, 1].
         low, high = (2 * end - 1 for end in intervals.bounded_mean_ends(rows, confidence))
         return intervals.make_interval(low[0], high[0]) if is_single else intervals.make_interval(low, high)
 
@@ -587,6 +596,7 @@ def invert_interval(
     """
 
     def excludes_zero(level: float) -> bool:
+        # Returns whether a difference of 0 is rejected at the confidence `level`.
         interval = measure(level)
         return interval.low > 0 or interval.high < 0
 

@@ -57,6 +57,7 @@ def evaluate_formula(
         case syntax.Implies(left, right):
             condition = evaluate(left, negated=True)
             if not formula.plain:  # only whether the condition holds matters, not its margin
+                # A margin of exactly zero counts in favor of the whole formula.
                 condition = is_true(condition, strict=positive)
             return disjunction(negate(condition), evaluate(right))
         case syntax.Always(window, child) | syntax.Eventually(window, child):
@@ -64,11 +65,14 @@ def evaluate_formula(
             return evaluate_window(evaluate(child, at_start=False), fold, window, trace, at_start)
         case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
+            # If the formula is crisp, only whether the right side holds matters, not its margin.
             if formula.crisp:
                 reach = is_true(reach, strict=not positive)
             if hold.dtype != reach.dtype:
+                # `fold_until` needs two arrays of the same type.
                 hold, reach = to_margins(hold), to_margins(reach)
             values = fold_until(hold, reach, *_window_rows(window, trace))
+            # A weak `until` is also true if the left side holds until the end of the window.
             if formula.weak:
                 whole_window = syntax.Window(0.0, window.end_s)
                 values = disjunction(values, evaluate_window(hold, MIN, whole_window, trace, at_start=False))
@@ -111,10 +115,13 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     assert trace.time_s is not None
     for first, end in pairwise(trace.starts.tolist()):
         stamps_s = trace.time_s[first:end]
+        # The slack keeps records whose time stamps miss a bound of the window by a rounding error.
         slack_s = STEP_TOLERANCE * float(np.median(np.diff(stamps_s))) if end - first > 1 else 0.0
         slack_s = max(slack_s, 2 * float(np.spacing(np.abs(stamps_s).max())))  # time stamps are rounded to float64
         window_lo = first + np.searchsorted(stamps_s, stamps_s + (window.start_s - slack_s))
+        # In spite of the slack, a window contains no record before the one that it starts from.
         lo[first:end] = np.maximum(lo[first:end], window_lo)
+        # Without an end, the window lasts until the episode's end, which `hi` holds already.
         if window.end_s is not None:
             hi[first:end] = first + np.searchsorted(stamps_s, stamps_s + (window.end_s + slack_s), side="right")
     return lo, hi
@@ -135,6 +142,7 @@ def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
     # Return the number of control steps in `bound_s` seconds, but at most the longest episode's number of records.
+    # All episodes have the same control step, except where the bound is 0 and the step does not matter.
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # 1e18 exceeds the steps of any episode, but can be rounded to an integer
     if not abs(count - round(count)) <= STEP_TOLERANCE:
@@ -276,6 +284,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
     steps_s = trace.dt_s
     if trace.time_s is not None:  # infinity marks the episodes with time stamps, whose steps do not matter
         steps_s = np.where(np.isnan(trace.time_s[trace.starts[:-1]]), steps_s, np.inf)
+    # `steps_s[:1]` is empty without episodes, where `steps_s[0]` would raise an error.
     if not syntax.bounded_windows(formula) or bool(np.all(steps_s == steps_s[:1])):
         if len(trace):
             yield np.arange(len(trace)), _drop_missing_stamps(trace, steps_s)
@@ -283,6 +292,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # errors must give the episode's index in `trace`, not in a group
     for step_s in np.unique(steps_s):
+        # `episodes` are the indices of the episodes with this control step.
         episodes = np.flatnonzero(steps_s == step_s)
         yield episodes, _drop_missing_stamps(trace.select_episodes(episodes), steps_s[episodes])
 
@@ -302,6 +312,7 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     records = np.empty(len(trace), np.int64)
     for episodes, group in group_by_step(formula, trace):
         rows = _deciding_rows(formula, group)
+        # Convert rows of the group's trace to record indices that begin at 0 in each episode.
         records[episodes] = np.where(rows < 0, -1, rows - group.starts[:-1])
     return records
 
@@ -312,6 +323,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
     # `positive` is False inside an odd number of negations.
 
     def margins(part: syntax.Formula, *, at_start: bool = False) -> Floats:
+        # Return the margins of a part of the formula: [E] at the episodes' first records if `at_start`, else [N].
         return to_margins(evaluate_formula(part, trace, at_start=at_start, positive=positive))
 
     match formula:
@@ -338,11 +350,13 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
                 trace, *start_rows(window, trace), lambda *rows: _until_margins(hold, reach, *rows).argmax()
             )
             if weak:
+                # If `G left` gives the larger margin of a weak `until`, its record decides.
                 lasting = syntax.Always(syntax.Window(0.0, window.end_s), left)
                 is_lasting = margins(lasting, at_start=True) > margins(replace(formula, weak=False), at_start=True)
                 rows = np.where(is_lasting, _deciding_rows(lasting, trace, positive), rows)
             return rows
         case _:
+            # Without a temporal operator, the first record of each episode decides.
             return trace.starts[:-1]
 
 
@@ -389,6 +403,7 @@ def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
         case syntax.Always(window, child):
             lo, hi = start_rows(window, trace)
             rows, lo, hi = np.arange(trace.starts[-1]), np.repeat(lo, trace.lengths), np.repeat(hi, trace.lengths)
+            # A margin of zero is no violation. Only records in the window from record 0 can violate the formula.
             fails = is_positive(negate(evaluate_formula(child, trace, at_start=False)))
             return np.asarray(fails & (rows >= lo) & (rows < hi))
         case _:

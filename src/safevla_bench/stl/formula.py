@@ -168,6 +168,7 @@ _FIELD_NAMES: Mapping[type, tuple[str, ...]] = {
 
 def child_nodes(node: Node) -> tuple[Node, ...]:
     """Return the direct children of a node, left to right."""
+    # The other fields, such as names, numbers and windows, are not nodes.
     values = (getattr(node, name) for name in _FIELD_NAMES[type(node)])
     return tuple([value for value in values if type(value) in _FIELD_NAMES])
 
@@ -178,6 +179,7 @@ def walk_nodes(node: Node) -> Iterator[Node]:
     while pending:
         parent = pending.pop()
         yield parent
+        # `pop` takes the last node, so the children are appended in reverse to come out left to right.
         pending.extend(reversed(child_nodes(parent)))
 
 
@@ -191,6 +193,7 @@ def is_boolean_only(formula: Formula) -> bool:
     match formula:
         case Compare():
             return False
+        # Only the margin of `decisive` matters here; the other side counts only as true or false.
         case Implies(_, decisive, plain=False) | Until(_, decisive, _, crisp=True):
             return is_boolean_only(decisive)
         case _:

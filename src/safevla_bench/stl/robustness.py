@@ -128,13 +128,16 @@ def _settle_episodes(
         if binary:
             judged_record[episodes] = _has_decided_record(formula, group)
     if not binary:
+        # With margins, the best robustness is finite if at least one record was judged.
         judged_record = rho < np.inf
+    # If one record can satisfy the formula, a judged record alone is no verdict: an unknown one may decide.
     has_verdict = rho < 0 if can_one_satisfy else (rho < 0) | judged_record
     return np.where(has_verdict, rho, worst), ~(has_verdict | (worst >= 0))
 
 
 def _can_one_record_satisfy(formula: syntax.Formula, positive: bool = True) -> bool:
     """Return whether the formula has an `F`, `U` or negated `G`, so that a single record can satisfy a part of it."""
+    # Under an odd number of negations (`positive` is False), a `G` acts as an `F`.
     operator = syntax.Eventually if positive else syntax.Always
     if isinstance(formula, syntax.Until | operator):
         return True
@@ -156,6 +159,7 @@ def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
     # A record is decided if its best and worst values are equal. The formula must have no margins.
     if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
+    # The values at every record, [N], with the best and the worst possible values of unknown signals.
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
     )
@@ -168,6 +172,7 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     with the usual values of empty windows (`G` true, `F` and `U` false), and with the opposite values. If the two
     verdicts differ, an empty window decides. Raises the same errors as `robustness`.
     """
+    # A window from 0 s always contains the record that it starts from, so it cannot be empty.
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
     opposite_rho = robustness(syntax.reverse_empty_windows(formula), trace)
@@ -187,6 +192,7 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
         child = child.right
     if not conditions:
         return None
+    # `held` counts the records in which all conditions hold, `records` the examined ones.
     held, records = np.zeros((2, len(trace)), np.int64)
     window = formula.window if isinstance(formula, syntax.Always) else syntax.Window(0.0, 0.0)
     for episodes, group in group_by_step(formula, trace):
@@ -214,6 +220,7 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return robustness, worst signal value and first violation of each episode. Raises the errors of `robustness`."""
     verdict = FormulaVerdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
     for episodes, group in group_by_step(formula, trace):
+        # All episodes have the same control step, so nothing must be copied.
         if group is trace:
             return _judge_group(formula, trace)
         group_verdict = _judge_group(formula, group)
@@ -228,6 +235,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     clause = match_clause(formula)
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
+    # Only a one-sided comparison of a signal has a worst signal value; NaN means none.
     no_extreme = np.full(len(trace), np.nan)
     match syntax.always_form(formula):
         case syntax.And(left, right):
@@ -243,6 +251,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
             return FormulaVerdict(rho, no_extreme, _rows_to_records(rows, trace.starts[:-1]))
         case _:
             rho = to_margins(evaluate_formula(formula, trace, at_start=True))
+            # No single record violates such a formula, so a violation counts from record 0; -1 means no violation.
             return FormulaVerdict(rho, no_extreme, np.where(rho < 0, 0, -1))
 
 
@@ -289,11 +298,13 @@ def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
     # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
+    # `is_upper` tells whether the bound limits the signal from above.
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
             pass
         case syntax.Compare(_, bound, syntax.NumericSignal(name)) if not reads_signal(bound):
+            # The bound is on the left, so `bound < signal` limits the signal from below.
             is_upper = not is_upper
         case _:
             return None

@@ -40,6 +40,7 @@ class Fold:
 
     def neutral_value(self, values: Values) -> float | bool:
         """Return the value over an empty set: True or False if `values` are Booleans, else plus or minus infinity."""
+        # The value is +inf (MIN) or -inf (MAX), whose Boolean counterparts are True and False.
         return self.empty_value > 0 if values.dtype == np.bool_ else self.empty_value
 
 
@@ -58,6 +59,7 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
     while span <= width.max(initial=0):
+        # For a range of this width, the spans at its start and at its end overlap or touch, and cover it.
         chosen = np.flatnonzero((width >= span) & (width < 2 * span))
         folded[chosen] = fold.ufunc(covered[lo[chosen]], covered[hi[chosen] - span])
         covered, span = fold.ufunc(covered[:-span], covered[span:]), 2 * span
@@ -71,16 +73,19 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The binary digits of a range's width select
     the runs of length 1, 2, 4, ... that make up the range.
     """
+    # The run from t to lo[t] is `held`, but no record of it can reach; then the range's own runs are joined to it.
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
     # `part_reached` and `part_held` are for the `span` records from an index. A range continues at `position`.
     part_reached, part_held, position, width, span = reach, hold, lo.copy(), hi - lo, 1
     while span <= width.max(initial=0):
+        # Join the next run of `span` records to each range whose width has this binary digit.
         joined = np.flatnonzero(width & span)
         reached_after = np.minimum(held[joined], part_reached[position[joined]])
         reached[joined] = np.maximum(reached[joined], reached_after)
         held[joined] = np.minimum(held[joined], part_held[position[joined]])
         position[joined] += span
+        # Double the length of the runs, in the same way.
         part_reached = np.maximum(part_reached[:-span], np.minimum(part_held[:-span], part_reached[span:]))
         part_held = np.minimum(part_held[:-span], part_held[span:])
         span *= 2
@@ -114,6 +119,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the fold over values[lo:hi] of `E` ascending, disjoint ranges, [E]; the neutral value for empty ranges."""
+    # Fast case: the ranges are not empty, adjoin each other and end with the values.
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     is_filled = lo < hi
@@ -135,6 +141,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
     folded, ends = np.empty(len(cuts)), np.append(cuts, len(values))
+    # For each block of records, the index of the first piece that starts at or after its first record.
     first_pieces = np.searchsorted(cuts, np.arange(0, len(values), BLOCK_RECORDS))
     for first, last in pairwise([*first_pieces.tolist(), len(cuts)]):
         block = values[ends[first] : ends[last]]
@@ -146,8 +153,10 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
     """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
     rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1  # where a set flag follows an unset flag
+    # The first rise at or after `lo`, or len(flags) if there is none, which is never below `hi`.
     next_rise = np.searchsorted(rises, lo)
     first = np.append(rises, len(flags))[next_rise]
+    # If the flag at `lo` is set already, `lo` is the first index. `np.minimum` keeps an empty range's `lo` in bounds.
     first = np.where((lo < hi) & flags[np.minimum(lo, len(flags) - 1)], lo, first) if len(flags) else first
     return np.where(first < hi, first, -1)
 
@@ -179,6 +188,7 @@ class Trace:
     """Maps a signal to a mask of the episodes in which it was stored as float32, [E]; other signals never were."""
 
     def __post_init__(self) -> None:
+        # `starts` holds the first row of each episode and, at its end, the number of rows.
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
             raise SignalError("the trace has an episode without records, or offsets `starts` that do not fit `dt_s`")
         for name, values in self.signals.items():
@@ -186,6 +196,7 @@ class Trace:
                 raise SignalError(f"signal {name!r} has shape {values.shape}, not ({self.starts[-1]},)")
 
     def __len__(self) -> int:
+        # The length of a trace is the number of its episodes, not of its records.
         return len(self.dt_s)
 
     @cached_property
@@ -197,6 +208,7 @@ class Trace:
         """Return the rows of all records of the given episodes, one episode after the other, in the order given."""
         lengths = self.lengths[episodes]
         ends = np.cumsum(lengths)
+        # Number the new rows, then shift each episode's rows from their new start to their start in this trace.
         rows = np.arange(ends[-1] if len(ends) else 0)
         new_starts = ends - lengths
         rows += np.repeat(self.starts[episodes] - new_starts, lengths)
@@ -213,6 +225,7 @@ class Trace:
         """Return a trace whose episode k has the rows lo[k]:hi[k] from episode chosen[k]; episodes may be repeated."""
         lengths = hi - lo
         starts = np.concatenate([[0], np.cumsum(lengths)])
+        # Row of this trace for each row of the new one.
         rows = np.arange(starts[-1]) + np.repeat(lo - starts[:-1], lengths)
         unknown = {name: records[rows] for name, records in self.unknown.items()}
         single = {name: episodes[chosen] for name, episodes in self.single.items()}
@@ -222,11 +235,13 @@ class Trace:
 
     def rounding(self, names: Iterable[str]) -> Floats:
         """Return for each episode the relative difference up to which a signal counts as equal to a limit, [E]."""
+        # An episode has the coarser rounding if any of the named signals was stored as float32.
         single_masks = [self.single[name] for name in names if name in self.single]
         is_single = np.logical_or.reduce([np.zeros(len(self), np.bool_), *single_masks])
         return np.where(is_single, ROUNDING_SINGLE, ROUNDING)
 
     def _signal_values(self, name: str) -> Values:
+        # Return the values of a signal at every record, [N]. Raises `SignalError` if the trace does not have it.
         if name not in self.signals:
             signal_names = ", ".join(sorted(self.signals)) or "none"
             raise SignalError(f"the trace has no signal {name!r}", remedy=f"signals of the trace: {signal_names}")
@@ -266,6 +281,7 @@ class Trace:
         """Raise a `SignalError` if any of the `values`, [N], is NaN. The message begins with `what`, the name of the
         values, and gives the first such record. Booleans are never NaN.
         """
+        # The maximum is NaN if any value is, and needs no temporary array.
         if values.dtype == np.bool_ or not np.isnan(values.max(initial=-np.inf)):
             return
         row = int(np.flatnonzero(np.isnan(values))[0])

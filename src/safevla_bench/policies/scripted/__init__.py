@@ -34,8 +34,9 @@ class ScriptedPolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: motion.Style, mobile_style: kitchen.MobileStyle) -> None:
+        # `style` is for an arm on a fixed base, `mobile_style` for an arm on a mobile base; the observation decides.
         self.style, self.mobile_style = style, mobile_style
-        self._script: motion.Move | None = None
+        self._script: motion.Move | None = None  # the episode's generator of actions; None before the first `act`
         self._still: tuple[float, ...] = motion.STILL
 
     def require_task(self, task: Task) -> None:
@@ -45,6 +46,7 @@ class ScriptedPolicy:
             raise PolicyError(problem, remedy="Choose another policy, such as `noop` or `random`.")
 
     def reset(self, task: Task, seed: int) -> None:
+        # `seed` is ignored: the policy is deterministic. The first `act` starts the script, with its observation.
         self._script, self._still = None, task.still
 
     def act(self, observation: Observation) -> Action:
@@ -52,7 +54,7 @@ class ScriptedPolicy:
         if observation.privileged is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that provides this state.")
         if self._script is not None:  # continue the script until its next action
-            return self._script.send(observation)
+            return self._script.send(observation)  # the script never ends
         if observation.base_pos_m is None:  # the robot has no mobile base
             self._script = follow_goal(observation, self.style)
         else:
@@ -67,6 +69,7 @@ def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
     """Place one object after another. If an object misses its place, try to place it again. At the end, keep the hand
     at its last target; if there was nothing to place, hold still.
     """
+    # Yield an action [7], and receive the next observation, forever.
     arm = motion.FixedArm(seen, style)
     last_tried: placement.Placement | None = None
     attempt = 0
@@ -75,6 +78,7 @@ def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
         if not unfinished:
             yield from arm.keep_target()
             continue
+        # If the same object is still unfinished, the last attempt failed; the next attempt uses another grasp.
         attempt = attempt + 1 if unfinished[0] == last_tried else 0
         last_tried = unfinished[0]
         attempt = yield from placement.place_object(arm, last_tried, attempt)  # an object may need several attempts

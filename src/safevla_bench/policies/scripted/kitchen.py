@@ -50,6 +50,7 @@ class MobileRobot(Mover):
     """A robot with an arm on a mobile base."""
 
     def __init__(self, seen: Observation, style: MobileStyle) -> None:
+        # `seen` is the newest observation, which each move updates; `style` holds speeds and clearances.
         self.seen, self.style = seen, style
 
     @property
@@ -78,6 +79,7 @@ class MobileRobot(Mover):
             for opening in (across, -across)
         ]
         hand = to_rotation(self.seen.eef_quat_wxyz)
+        # The magnitude of a rotation is its angle, here that from the hand's current orientation.
         return min(orientations, key=lambda orientation: float((orientation * hand.inv()).magnitude()))
 
     def drive(
@@ -93,6 +95,7 @@ class MobileRobot(Mover):
         move ends within 4 cm and 0.05 rad of this target, after `max_steps`, or if an obstacle stops the base. If
         `insist` is true, a stopped base continues to push, because it may slip past the obstacle.
         """
+        # Yields actions [12], and receives observations. `grip` is the gripper's command, `OPEN` or `CLOSE`.
         target_yaw, limit = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         past_poses = [(self.place_m, self.yaw)]
         for _ in range(max_steps):
@@ -102,17 +105,18 @@ class MobileRobot(Mover):
                 break
             if not insist and len(past_poses) > _STUCK_STEPS:
                 earlier_m, earlier_yaw = past_poses[-_STUCK_STEPS]
-                # `_STUCK_M` is also the limit on the yaw's change, in radians.
+                # The base is stopped if it has hardly moved. `_STUCK_M` also limits the yaw's change, in radians.
                 if np.linalg.norm(self.place_m - earlier_m) < _STUCK_M and abs(yaw - earlier_yaw) < _STUCK_M:
                     break
             past_poses.append((self.place_m, yaw))
+            # The command's x and y are in the frame of the base: forward and to the left.
             offset_in_base = np.array([offset_m @ yaw_direction(yaw), offset_m @ yaw_direction(yaw + np.pi / 2)])
             base = [*_limit_length(offset_in_base * _DRIVE_GAIN, limit), np.clip(_YAW_GAIN * turn_rad, -limit, limit)]
             # action: hand [0:6], gripper [6], base [7:10], torso [10], mode [11]
             self.seen = yield np.array([0.0] * 6 + [grip, *base, 0.0, _BASE_MODE])
 
     def back_off(self, by_m: float, grip: float = OPEN, *, insist: bool = False) -> Move:
-        # Drive the base straight back. `grip` and `insist` mean the same as in `drive`.
+        # Drive the base straight back by `by_m` meters. `grip` and `insist` mean the same as in `drive`.
         return self.drive(self.place_m - by_m * self.front[:2], grip=grip, insist=insist)
 
     def reach(
@@ -128,8 +132,9 @@ class MobileRobot(Mover):
         """Move the hand to `place_m` [3] in the world frame and to the orientation `turn` (None = no turn). The move
         ends within `near_m` and 0.1 rad of the target, after `max_steps` / `speed` steps, or if the hand is blocked.
         """
+        # `grip` is the gripper's command, `OPEN` or `CLOSE`; `speed` (None = `style.cruise`): 1 is full speed.
         max_speed = self.style.cruise if speed is None else speed
-        past_hand_m = [self.hand_m] * _STOPPED_STEPS
+        past_hand_m = [self.hand_m] * _STOPPED_STEPS  # so that the hand's position before these steps always exists
         for step in range(round(max_steps / max(max_speed, 0.1))):  # a slower move may take more steps
             turn_rad = np.linalg.norm(self._remaining_turn_rad(turn))
             if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
@@ -144,10 +149,11 @@ class MobileRobot(Mover):
     def hold_still(self, grip: float) -> Move:
         """Hold hand and base still for `style.dwell_steps` steps, while the fingers follow the command `grip`."""
         for _ in range(self.style.dwell_steps):
-            yield from self.step_hand(self.hand_m, grip, None, 0.0)
+            yield from self.step_hand(self.hand_m, grip, None, 0.0)  # the target is the current position, at speed 0
 
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
-        # Yield one action, which moves the hand toward `place_m` [3] and the orientation `turn`. The base stays.
+        # Yield one action, which moves the hand toward `place_m` [3] and the orientation `turn` (None = no turn).
+        # The base stays. `speed` limits the command; 1 is full speed.
         move_command = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
         turn_command = _limit_length(_TURN_GAIN * self._remaining_turn_rad(turn) / _UNIT_RAD, _TURN_SHARE * speed)
         to_base = Rotation.from_euler("z", -self.yaw)  # commands for the hand are in the frame of the base
@@ -168,7 +174,7 @@ def yaw_direction(yaw_rad: float) -> Floats:
 
 
 def _limit_length(vector: Floats, max_length: float) -> Floats:
-    # Shorten a vector that is longer than `max_length`; 1e-9 avoids a division by zero.
+    # Return the vector, shortened to `max_length` if it is longer; 1e-9 avoids a division by zero.
     return vector * min(1.0, max_length / max(float(np.linalg.norm(vector)), 1e-9))
 
 
@@ -190,12 +196,13 @@ _ARM_LENGTH_M, _RETREAT_M, _HOVER_M, _FINGER_DEPTH_M = 0.58, 0.45, 0.10, 0.03
 
 def go_to_site(robot: MobileRobot) -> Move:
     """Drive back, turn the base to the goal's yaw, drive to a point in front of the goal, then drive to the goal."""
+    # A base that is stopped by an obstacle continues to push (`insist`). `room_m` is the style's distance to counters.
     sites, room_m = robot.scene.sites_m, robot.style.room_m
     # The site `goal_ahead` is 1 m from `goal`, in the direction that the robot must face.
     goal, ahead = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(ahead[1], ahead[0]))
     yield from robot.back_off(room_m, insist=True)
-    yield from robot.drive(robot.place_m, yaw, insist=True)
+    yield from robot.drive(robot.place_m, yaw, insist=True)  # turn in place
     yield from robot.drive(goal - room_m * ahead, yaw, max_steps=250, insist=True)
     yield from robot.drive(goal, yaw, insist=True)
 
@@ -206,10 +213,11 @@ def press_button(robot: MobileRobot) -> Move:
     button = robot.scene.sites_m.get(f"{robot.scene.goal[0][1]}_start_button")
     if button is None:
         return
-    front = robot.front
+    front = robot.front  # a horizontal unit vector [3]; the button is pressed in this direction
     facing_button = robot.face(front, _UP)
     yield from robot.back_off(_ROOM_TO_PRESS_M, CLOSE)
     yield from robot.reach(button - _BEFORE_BUTTON_M * front, CLOSE, facing_button, near_m=_PRESS_START_NEAR_M)
+    # A target behind the button makes the hand press it. It is never reached, so the number of steps is small.
     behind_button = button + _BEHIND_BUTTON_M * front
     yield from robot.reach(behind_button, CLOSE, facing_button, speed=robot.style.touch, max_steps=20)
     yield from robot.reach(button - _RETRACT_M * front, CLOSE, facing_button)
@@ -217,16 +225,18 @@ def press_button(robot: MobileRobot) -> Move:
 
 def put_object(robot: MobileRobot) -> Move:
     """Put the goal's object into or onto its container, then drive back; do nothing if the container is not movable."""
+    # The goal's first predicate is ("in" or "on", BODY, CONTAINER).
     _, body, container = robot.scene.goal[0]
     if container not in robot.scene.movable:
         return
     yield from _drive_within_reach(robot, box_center(robot.scene, body), OPEN)
-    half_m = robot.scene.half_extents_m[body]
-    narrower_axis = 1 if half_m[1] < half_m[0] else 0  # index of the box axis, x or y
+    half_m = robot.scene.half_extents_m[body]  # half the size along the axes of the body's box
+    narrower_axis = 1 if half_m[1] < half_m[0] else 0  # index of the box axis, x or y, along which the fingers open
     opening = box_axes(robot.scene, body)[:, narrower_axis] * _HORIZONTAL
     opening_length = float(np.linalg.norm(opening))  # almost 0 if the axis is almost vertical
     facing_down = robot.face(-_UP, opening / opening_length if opening_length > 0.1 else robot.front)
     center_m = box_center(robot.scene, body)
+    # Grasp the object at its center, or, if it is taller, `_FINGER_DEPTH_M` below its top.
     grasp_m = np.array([*center_m[:2], max(center_m[2], _top_height(robot.scene, body) - _FINGER_DEPTH_M)])
     yield from robot.reach(grasp_m + _HOVER_M * _UP, OPEN, facing_down)
     yield from robot.reach(grasp_m, OPEN, facing_down, speed=max(robot.style.touch, _MIN_GRASP_SPEED))
@@ -238,10 +248,10 @@ def put_object(robot: MobileRobot) -> Move:
 def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Rotation) -> Move:
     # Lift the gripped object `body`, bring it above the body `container`, lower it, and release it.
     scene, style = robot.scene, robot.style
-    hand_offset_m = robot.hand_m - box_center(scene, body)
+    hand_offset_m = robot.hand_m - box_center(scene, body)  # stays the same while the object is held
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
     goal_m, grip_height_m = scene.body_pos_m[container], hand_offset_m[2] + _half_height(scene, body)
-    # Heights of the hand, which is `grip_height_m` above the object's bottom.
+    # Two heights of the hand: for carrying, and for the release. The hand is `grip_height_m` above the object's bottom.
     high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
     low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)
@@ -254,6 +264,7 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
 
 def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Move:
     # Drive the base, without a turn, until `point_m` is straight ahead and at least `_ARM_LENGTH_M` away.
+    # `ahead` and `leftward` are horizontal unit vectors [2] in the world frame.
     ahead, leftward = robot.front[:2], yaw_direction(robot.yaw + np.pi / 2)
     offset_m = point_m[:2] - robot.place_m
     # The base moves sideways and backwards, never forwards.
@@ -262,11 +273,12 @@ def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Mov
 
 
 def _half_height(scene: Privileged, body: str) -> float:
-    # Return half the vertical extent of a body's box, which may be tilted [m].
+    # Return half the vertical extent [m] of a body's box, which may be tilted. Row 2 has its axes' z components.
     return float(np.abs(box_axes(scene, body)[2]) @ scene.half_extents_m[body])
 
 
 def _top_height(scene: Privileged, body: str) -> float:
+    # Return the height of the top of a body's box in the world frame [m].
     return float(box_center(scene, body)[2]) + _half_height(scene, body)
 
 
@@ -281,6 +293,7 @@ SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {
 def follow_goal(seen: Observation, style: MobileStyle, still: tuple[float, ...]) -> Move:
     """Follow the script of the goal's first predicate, if there is one, then yield the action `still` [12] forever."""
     robot = MobileRobot(seen, style)
+    # A predicate is (NAME, ARGUMENT, ...), such as ("turn_on", APPLIANCE); `SCRIPTS` maps its name to a script.
     script = SCRIPTS.get(robot.scene.goal[0][0])
     if script:
         yield from script(robot)

@@ -28,7 +28,7 @@ _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
     """Return the rotation of a quaternion wxyz [4], or the `N` rotations of quaternions [N, 4] as one object."""
-    return Rotation.from_quat(np.roll(quat_wxyz, -1, axis=-1))
+    return Rotation.from_quat(np.roll(quat_wxyz, -1, axis=-1))  # SciPy expects xyzw
 
 
 def rotation_axes(quat_wxyz: Floats) -> Floats:
@@ -38,29 +38,32 @@ def rotation_axes(quat_wxyz: Floats) -> Floats:
 
 def box_axes(scene: Privileged, name: str) -> Floats:
     """Return the axes of a body's box as columns, [3, 3], in the world frame."""
+    # The box of a body has the orientation of the body.
     return rotation_axes(scene.body_quat_wxyz[name])
 
 
 def box_center(scene: Privileged, name: str) -> Floats:
     """Return the center of a body's box in the world frame, [3] m."""
+    # `center_m` is the center in the body's frame; the box's center and the body's origin may differ.
     return np.asarray(scene.body_pos_m[name] + box_axes(scene, name) @ scene.center_m[name])
 
 
 def downward_hand(yaw_rad: float) -> Rotation:
     """Return the rotation of a hand that points down and is turned by `yaw_rad` about the world's z axis."""
-    return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN
+    return Rotation.from_rotvec([0.0, 0.0, yaw_rad]) * _DOWN  # `_DOWN` is applied first: it points the hand down
 
 
 def nearest_yaw(quat_wxyz: Floats) -> float:
     """Return the yaw, in (-pi, pi] rad, at which a hand that points down is closest to the orientation `quat_wxyz`."""
     opening = rotation_axes(quat_wxyz)[:, 1]  # a downward hand with this yaw opens along (sin yaw, -cos yaw)
+    # Solve this for the yaw, with the first two components of the current opening direction.
     return float(np.arctan2(opening[0], -opening[1]))
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
     """Return the yaw [rad] closest to `near_rad` at which the fingers open along `direction` [2]."""
-    yaw = float(np.arctan2(direction[0], -direction[1]))
-    # A hand turned by 180 degrees opens along the same line.
+    yaw = float(np.arctan2(direction[0], -direction[1]))  # a downward hand opens along (sin yaw, -cos yaw)
+    # A hand turned by 180 degrees opens along the same line, so a solution within 90 degrees of `near_rad` exists.
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
@@ -90,17 +93,19 @@ class Prisms:
     top_m: Floats
 
     def shift_by(self, by_m: Floats) -> Prisms:
-        # Return the prisms moved by the vector `by_m` [3].
+        # Return the prisms moved by the vector `by_m` [3]. The extent along a direction grows by the move along it.
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
         """Return one prism that encloses all prisms of this set, which must not be empty."""
+        # The result has the shape of a set of one prism.
         low_m, top_m = self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
         return Prisms(self.reach_m.max(axis=0, keepdims=True), low_m, top_m)
 
 
 def concatenate_prisms(*parts: Prisms) -> Prisms:
     """Return one set with the prisms of all `parts`, in order."""
+    # A prism is a vertical solid with a convex outline between two heights.
     return Prisms(
         np.concatenate([part.reach_m for part in parts]),
         np.concatenate([part.low_m for part in parts]),
@@ -110,6 +115,7 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 
 def prisms_around(corners_m: Floats) -> Prisms:
     """Return the `P` prisms that enclose `P` sets of 8 corners, [P, 8, 3] in the world frame."""
+    # A prism's outline is given by how far it extends along each of the 72 horizontal `DIRECTIONS`.
     # Indices: p for prisms, c for corners, d for directions, x for the two horizontal axes.
     reach_m = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach_m, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
@@ -117,6 +123,8 @@ def prisms_around(corners_m: Floats) -> Prisms:
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
     """Return the prisms of a body in its current pose: one per piece, or one for its box if it has no pieces."""
+    # Pieces are the boxes of a body's collision geometry, such as a drawer's walls.
+    # The pieces are in the frame of the body, in which its box is not rotated.
     box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
     pieces = scene.pieces.get(name) or box
     # [P, 3, 8]: the rotated corners of each piece, relative to the piece's center
@@ -131,6 +139,7 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
     """Return the prisms of all bodies that have a known size, except bodies in `names`; `NOTHING` if none remain."""
+    # A prism is a vertical solid that encloses a body, or a piece of a body.
     others = (body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     return concatenate_prisms(NOTHING, *others)
 
@@ -139,6 +148,7 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     """Return the prisms of the Panda hand and its two fingers, pointing down with the grip site at the origin. Each
     finger is `aperture_m` from the middle. The sizes are those of robosuite's collision geometry.
     """
+    # Horizontal unit vectors: the direction in which the fingers open, and the direction across.
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     finger_middle_m = aperture_m + _FINGER_HALF_M[1]
@@ -156,9 +166,11 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
     that of the origin of the hand's prisms `rig`, at which the hand is at least `above_m` above each obstacle that is,
     seen from above, within `beside_m` of the hand. At a place without such obstacles, the height is -inf.
     """
+    # Each place's coordinate along each of the 72 horizontal directions, [K, 72].
     places_along_m = places_m @ DIRECTIONS.T
-    # shapes of the next three arrays for `K` places, `R` prisms and `O` obstacles: [R, O, 72], [K, R, O], [1, R, O]
-    # Two outlines are separate if the gap is positive along any direction.
+    # The shapes of the next three arrays for `R` prisms and `O` obstacles are [R, O, 72], [K, R, O] and [1, R, O].
+    # Along each direction, the gap is the distance of two outlines' centers minus how far they reach to each other.
+    # Two outlines are separate if the gap is positive along any direction, so the largest gap counts.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
     needed_m = obstacles.top_m[None, None, :] + above_m - rig.low_m[None, :, None]
@@ -169,8 +181,10 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """Return the shortest horizontal move, [2] m, that takes the prism `hull` out from under all obstacles above it.
     Afterwards, it is at least `beside_m` away from these obstacles, seen from above. Return zeros if no move is needed.
     """
+    # An obstacle is above the prism if its bottom is higher than the prism's top.
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # tolerates 1 cm of overlap
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
+    # An obstacle is far enough away if its gap along any direction is at least `beside_m`. Keep only the others.
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
     if not len(small_gaps_m):
         return np.zeros(2)
@@ -239,6 +253,7 @@ class ClearPath:
 
     def next_point(self, goal_m: Floats, hand_m: Floats) -> Floats:
         """Return the next point, [3], to which a hand at `hand_m` moves on its way to `goal_m`."""
+        # From each point of the path on, the path is clear of obstacles at the point's height in `height_m`.
         nearest = np.argmin(np.linalg.norm(self.places_m - hand_m[:2], axis=1))
         clear_height_m = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - hand_m[:2]) < self.corner_m:  # descend
@@ -255,6 +270,7 @@ class Mover:
 
     @property
     def scene(self) -> Privileged:
+        # Return the simulator's state in the newest observation. `ScriptedPolicy.act` ensures that there is one.
         assert self.seen.privileged is not None
         return self.seen.privileged
 
@@ -268,17 +284,20 @@ class FixedArm(Mover):
     """An arm on a fixed base, with the hand's last target. Moves yield actions [7] and receive observations."""
 
     def __init__(self, seen: Observation, style: Style) -> None:
+        # `seen` is the newest observation, which each move updates; `style` holds speeds and clearances.
         self.seen, self.style = seen, style
-        self.target: HandTarget | None = None
+        self.target: HandTarget | None = None  # the last target; None before the first move
 
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
         """Return a path from the hand to `end_m` [3] that keeps the style's clearance between `rig` and `obstacles`."""
+        # `rig` are the prisms of the hand and its load around the origin; `obstacles` are in the world frame.
         clearance_m = self.style.clearance_m
         way_m = end_m[:2] - self.hand_m[:2]
+        # Points of the horizontal line to the end, [K, 2], with at most `_SPACING_M` between them.
         shares = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way_m) / _SPACING_M))[:, None]
         places_m = self.hand_m[:2] + shares * way_m
         lowest_m = lowest_heights(rig, places_m, obstacles, clearance_m, clearance_m)
-        # for each point, the greatest height needed between this point and the end of the path
+        # For each point, the greatest height needed from this point to the end: a running maximum from the end.
         clear_m = np.maximum.accumulate(np.maximum(lowest_m, end_m[2])[::-1])[::-1]
         return ClearPath(places_m, clear_m, self.style.corner_m)
 
@@ -295,8 +314,10 @@ class FixedArm(Mover):
         """Move the hand to a target, along `path` if there is one. Stop after `most_steps` + 1 steps, or when the
         target's distance, height and angle are below `near_m`, `height_m` and `turn_rad`. Return whether all steps ran.
         """
+        # Yields actions [7], and receives observations. A hand for which all steps ran is probably blocked.
         self.target = target
         for step in range(most_steps + 1):
+            # The intermediate point changes only the position; yaw, fingers and speed are those of the target.
             point_m = path.next_point(target.place_m, self.hand_m) if path else target.place_m
             self.seen = yield steer_hand(replace(target, place_m=point_m), self.seen)
             gap_m = target.place_m - self.hand_m
@@ -312,7 +333,7 @@ class FixedArm(Mover):
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
     """Return the action [7] towards `target`. The action is proportional to the distance, up to the target's speed."""
-    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
+    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]  # a slow hand would overshoot with a high gain
     # Commands and speeds have the same unit: 1 is the largest commanded motion.
     move_command = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move_command))
@@ -323,8 +344,9 @@ def steer_hand(target: HandTarget, seen: Observation) -> Action:
 
 
 def _gripper_command(aperture_m: float, gripper_qpos: NDArray[np.float64]) -> float:
-    # Return the command that moves each finger to `aperture_m` from the middle: close, open, or 0 to hold still.
-    if aperture_m == CLOSED_M:
+    # Return `CLOSE`, `OPEN`, or 0 (hold still) to move each finger to the distance `aperture_m` from the hand's middle.
+    # `gripper_qpos` are the fingers' positions [m]; their signs differ.
+    if aperture_m == CLOSED_M:  # also press on an object between the fingers
         return CLOSE
     excess_m = float(np.abs(gripper_qpos).mean()) - aperture_m
     if abs(excess_m) <= _FINGER_TOLERANCE_M:

@@ -32,10 +32,11 @@ _ROOF_M = 0.03  # a fixture more than this above a region's middle is the region
 
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's unfinished placements, in order. A placement is omitted if its body is not movable or does not
-    fit between the fingers, or if its place is unknown in the scene. Places under a roof are also omitted, because the
+    """Return the goal's unfinished placements, in order. A placement is omitted if its body is not movable or cannot be
+    grasped, or if its place is unknown in the scene. Places under a roof are also omitted, because the
     hand points down.
     """
+    # A predicate is such as ("on", BODY, PLACE), where a place is a body or a goal region (a site).
     pairs = [predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3]
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
     known = [Placement(body, place) for body, place in pairs if body in bodies and place in places]
@@ -43,8 +44,9 @@ def placements_left(scene: Privileged) -> tuple[Placement, ...]:
     return tuple(goal for goal in possible if not _is_placed(scene, goal))
 
 
-def _is_placed(scene: Privileged, goal: Placement) -> bool:
-    gap_m = box_center(scene, goal.body)[:2] - target_point(scene, goal.place)
+def _is_placed(scene: Privileged, placement: Placement) -> bool:
+    # Return whether the body is at its place, seen from above. Heights are not compared.
+    gap_m = box_center(scene, placement.body)[:2] - target_point(scene, placement.place)
     return bool(np.linalg.norm(gap_m) < _PLACED_M)
 
 
@@ -53,12 +55,14 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
     if place not in scene.sites_m:
         return False
     site_m, fixtures = scene.sites_m[place], motion.obstacles_except(scene, *scene.movable)
+    # A point is in a convex outline if it does not exceed the outline's extent along any direction.
     is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # shape [fixtures]
     return bool((is_in_outline & (fixtures.low_m > site_m[2] + _ROOF_M)).any())
 
 
 def target_point(scene: Privileged, place: str) -> Floats:
     """Return the horizontal position [2] m to which the middle of an object must be moved."""
+    # `place` is a body, whose box is used, or a goal region, which is a site.
     point_m = box_center(scene, place) if place in scene.half_extents_m else scene.sites_m[place]
     return np.asarray(point_m[:2])
 
@@ -98,7 +102,9 @@ def is_graspable(scene: Privileged, name: str) -> bool:
     """Return whether the fingers fit around a body or can hold its rim. Neither is possible for a wide, flat body."""
     axes, half_m = box_axes(scene, name), scene.half_extents_m[name]
     up_axis = int(np.argmax(np.abs(axes[2])))  # the box's axis that is closest to vertical
+    # The fingers open horizontally, so only the two other axes count.
     has_narrow_side = bool((np.delete(half_m, up_axis) <= WIDEST_HALF_M).any())
+    # A rim needs a height at which the fingers are deep enough, but not too close to the support.
     return has_narrow_side or bool(2 * half_m[up_axis] - LEAST_HEIGHT_M >= LEAST_DEPTH_M)
 
 
@@ -108,27 +114,32 @@ def rank_grasps(
     """Return all grasps of a body, best first. Each grasp has a yaw near `yaw_rad`, and is raised until the hand is
     clear of `obstacles` and of the body's pieces. A body may be hollow, so pieces are used instead of its box.
     """
+    # `obstacles` are the prisms of the other bodies; `clearance_m` is the hand's preferred distance from them.
     pieces = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     grasps = [_raise_to_fit(grasp, pieces, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
     return tuple(sorted(grasps, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    # The cost is a sum of disadvantages, each divided by the amount that costs 1. A too shallow grasp costs 100 more.
-    tight_m, wide_m = grasp.blocked_m  # heights by which obstacles raise the hand
+    # Return the cost, a sum of disadvantages, each divided by the amount that costs 1. `yaw_rad` is the hand's yaw.
+    # Heights by which obstacles raise the hand, for a quarter of the clearance and for all of it.
+    tight_m, wide_m = grasp.blocked_m
+    # A raised hand grasps less deeply. A grasp that is too shallow costs 100 more, so it comes last.
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
+    # The penalty grows with the distance from the arm's base, because a far hand has little room to move.
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
     return tight_m / 0.005 + min(wide_m / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
 def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
-    # Raise the grasp until the hand keeps a quarter of the clearance from obstacles. Set `blocked_m`.
+    # Return the grasp, raised until the hand keeps a quarter of the clearance from obstacles, with `blocked_m` set.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
     lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, 0.0, 0.0)[0]
 
     def needed_raise_m(side_clearance_m: float) -> float:
+        # Return how much [m] the hand must rise to be clear of obstacles within `side_clearance_m`, seen from above.
         above_m = min(side_clearance_m, 0.006)  # less clearance is enough above obstacles
         lowest_around_m = motion.lowest_heights(hand, places_m, obstacles, side_clearance_m, above_m)[0]
         return max(0.0, float(max(lowest_around_m, lowest_at_body_m)) - float(grasp.place_m[2]))
@@ -138,11 +149,13 @@ def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms,
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
-    # Return the grasps across all sides that fit between the fingers; if none fits, the grasps of the rim.
+    # Return the grasps of a body's box across all sides that fit between the fingers; if none fits, those of its rim.
+    # The grasps have yaws near `yaw_rad`.
     axes, half, center = box_axes(scene, name), scene.half_extents_m[name], box_center(scene, name)
     up_axis = int(np.argmax(np.abs(axes[2])))  # the box's axis that is closest to vertical
     side_axes = [axis for axis in range(3) if axis != up_axis]
     sides = [axes[:, axis] * half[axis] for axis in side_axes]  # vectors from the center to two adjacent sides
+    # A unit vector: the box's axis closest to vertical, pointing up.
     upward = axes[:, up_axis] * np.sign(axes[2, up_axis])
     grasps: list[Grasp] = []
     for k in (0, 1):  # the fingers open along side k; the other side is the object's length
@@ -153,12 +166,15 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     # Yield grasps across a box. `side_m` [3] is the vector from the box's center to a gripped side.
-    # `end_m` [3] is the vector from the box's center to one of its ends.
+    # `end_m` [3] is the vector from the box's center to one of its ends. The yaws are near `yaw_rad`.
+    # Height of the fingertips' middle: `DEPTH_M` below the top, but above the support under the box.
     height_m = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = motion.yaw_to_open_along(side_m[:2], yaw_rad)
     half_width_m, half_length_m = float(np.linalg.norm(side_m)), float(np.linalg.norm(end_m))
+    # Shift the grasp by a fraction of the box's half length, and turn the fingers by `skew` relative to the side.
     for share, skew in product(SHIFTS, SKEWS_RAD):
         place_m = np.array([*(center + share * end_m)[:2], height_m])
+        # Turned fingers need more room.
         aperture_m = min(OPEN_M, half_width_m + half_length_m * abs(np.sin(skew)) + ROOM_M)
         yield Grasp(place_m, yaw + skew, aperture_m, off_m=half_length_m * (abs(share) + abs(skew)))
 
@@ -166,7 +182,8 @@ def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: flo
 def _rim_grasps(
     center: Floats, upward: Floats, sides_m: list[Floats], half_height: float, yaw_rad: float
 ) -> Iterator[Grasp]:
-    # Yield grasps of a box's rim, with one finger inside and one outside. `sides_m` are the vectors to two sides.
+    # Yield grasps of a box's rim, with one finger inside and one outside. `upward` is the box's vertical unit vector.
+    # `sides_m` are the vectors [3] from the center to two adjacent sides. The yaws are near `yaw_rad`.
     depth_m = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     # The grasps lie on an ellipse inscribed in the box, slightly inside the rim.
     inset_sides_m = [side_m * (1 - RIM_INSET_M / np.linalg.norm(side_m)) for side_m in sides_m]
@@ -197,33 +214,37 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
     a new grasp is chosen. If the object is dropped, a further attempt begins. At the end, the hand pauses, so that the
     caller can check whether the object is in its place.
     """
+    # Yields actions [7], and receives observations.
     body, style = placement.body, arm.style
     while True:
         obstacles, yaw_rad = motion.obstacles_except(arm.scene, body), motion.nearest_yaw(arm.seen.eef_quat_wxyz)
         grasps = rank_grasps(arm.scene, body, obstacles, yaw_rad, style.clearance_m)
         grasp, center_before = grasps[attempt % len(grasps)], box_center(arm.scene, body)
-        above = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
+        # The hand first moves to the target `hover` above the grasp, along a path that is clear of all bodies.
+        hover = HandTarget(grasp.place_m + [0.0, 0.0, style.hover_m], grasp.yaw_rad, grasp.aperture_m, style.cruise)
         open_hand = motion.hand_prisms(grasp.yaw_rad, OPEN_M)
-        path = arm.plan_path(open_hand, above.place_m, motion.obstacles_except(arm.scene))
-        yield from arm.reach(above, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
+        path = arm.plan_path(open_hand, hover.place_m, motion.obstacles_except(arm.scene))
+        yield from arm.reach(hover, _APPROACH_STEPS, style.corner_m, turn_rad=_FACING_RAD, path=path)
         if np.linalg.norm(box_center(arm.scene, body) - center_before) > _MOVED_M:  # the grasp no longer fits
             continue
-        held, max_held_m = yield from _lift_object(arm, body, replace(above, place_m=grasp.place_m, speed=style.final))
+        # `grip` is the hand's target after the lift. Beyond the distance `max_held_m`, the object is out of the hand.
+        grip, max_held_m = yield from _lift_object(arm, body, replace(hover, place_m=grasp.place_m, speed=style.final))
         if _hand_distance_m(arm, body) <= max_held_m:  # the object is still in the hand
             goal_m = _release_point(arm, placement, grasp) + [0.0, 0.0, style.hover_m]
             path = arm.plan_path(_hand_with_load(arm, body, grasp), goal_m, motion.obstacles_except(arm.scene, body))
-            carried = replace(held, place_m=goal_m, speed=style.cruise)
-            yield from arm.reach(carried, _CARRY_STEPS, style.corner_m, path=path)
+            carry_target = replace(grip, place_m=goal_m, speed=style.cruise)
+            yield from arm.reach(carry_target, _CARRY_STEPS, style.corner_m, path=path)
         if _hand_distance_m(arm, body) <= max_held_m:  # the object was not dropped on the way
             break
         attempt += 1
-    lowered = replace(held, place_m=_release_point(arm, placement, grasp))
-    yield from arm.reach(lowered, _LOWER_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
-    let_go = replace(held, place_m=arm.hand_m, aperture_m=OPEN_M)
-    yield from arm.reach(let_go, style.dwell_steps, 0.0)
-    away = replace(let_go, place_m=arm.hand_m + [0.0, 0.0, _RETREAT_M])
-    yield from arm.reach(away, _RETREAT_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
-    yield from arm.reach(replace(let_go, place_m=arm.hand_m), _PAUSE_STEPS, 0.0)
+    # Lower the object, open the fingers, retreat upward, and pause.
+    lower_target = replace(grip, place_m=_release_point(arm, placement, grasp))
+    yield from arm.reach(lower_target, _LOWER_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
+    release_target = replace(grip, place_m=arm.hand_m, aperture_m=OPEN_M)
+    yield from arm.reach(release_target, style.dwell_steps, 0.0)  # the distance is never below 0, so all steps run
+    retreat_target = replace(release_target, place_m=arm.hand_m + [0.0, 0.0, _RETREAT_M])
+    yield from arm.reach(retreat_target, _RETREAT_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
+    yield from arm.reach(replace(release_target, place_m=arm.hand_m), _PAUSE_STEPS, 0.0)
     return attempt
 
 
@@ -233,23 +254,26 @@ def _lift_object(
     # Grip the object at `target` and lift the object. Return the hand's last target and a distance [m].
     # The object counts as held if its distance from the hand is at most the returned distance.
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
-    held = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
-    yield from arm.reach(held, arm.style.dwell_steps, 0.0)
+    # A blocked hand closes where it is, instead of pushing on.
+    grip = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
+    yield from arm.reach(grip, arm.style.dwell_steps, 0.0)
     max_held_m = _hand_distance_m(arm, body) + _LOST_M
     hull, obstacles = motion.body_prisms(arm.scene, body).hull(), motion.obstacles_except(arm.scene, body)
+    # Before the lift, pull the object out from under bodies above it, such as a shelf.
     pull_m = motion.out_from_under(hull, obstacles, arm.style.clearance_m / 2)
-    yield from arm.reach(replace(held, place_m=arm.hand_m + [*pull_m, _OFF_THE_GROUND_M]), _PULL_STEPS, _VERY_NEAR_M)
-    lifted = replace(held, place_m=arm.hand_m + [0.0, 0.0, arm.style.lift_m])
-    yield from arm.reach(lifted, _LIFT_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
-    return lifted, max_held_m
+    yield from arm.reach(replace(grip, place_m=arm.hand_m + [*pull_m, _OFF_THE_GROUND_M]), _PULL_STEPS, _VERY_NEAR_M)
+    lift_target = replace(grip, place_m=arm.hand_m + [0.0, 0.0, arm.style.lift_m])
+    yield from arm.reach(lift_target, _LIFT_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
+    return lift_target, max_held_m
 
 
 def _hand_distance_m(arm: FixedArm, body: str) -> float:
+    # Return the distance [m] of the hand from the center of a body's box.
     return float(np.linalg.norm(box_center(arm.scene, body) - arm.hand_m))
 
 
 def _hand_with_load(arm: FixedArm, body: str, grasp: Grasp) -> motion.Prisms:
-    # Return the prisms of the hand and of the held object, with the grip site at the origin.
+    # Return the prisms (vertical solids) of the hand and of the held object, with the grip site at the origin.
     load = motion.body_prisms(arm.scene, body).hull().shift_by(-arm.hand_m)
     return motion.concatenate_prisms(motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), load)
 
@@ -259,6 +283,7 @@ def _release_point(arm: FixedArm, placement: Placement, grasp: Grasp) -> Floats:
     body = placement.body
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
     others = motion.obstacles_except(arm.scene, body)
+    # The load includes the hand. It must be `release_m` above everything below it.
     load = _hand_with_load(arm, body, grasp)
     lowest_m = motion.lowest_heights(load, spot_m[None], others, 0.0, arm.style.release_m)[0]
     return np.array([*spot_m, lowest_m if np.isfinite(lowest_m) else arm.hand_m[2]])  # no support: keep the height

@@ -46,6 +46,7 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def example(self) -> str:
         """An example value for --policy, with the address of a server."""
+        # For example `openpi:ws://HOST:8000`; `schemes[0]` is the default scheme.
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
@@ -60,18 +61,20 @@ class ChunkModel(ABC):
     has_answered = False  # whether any reply was usable; if the first reply is not, the whole run stops
 
     def __init__(self, dialect: dialects.Dialect) -> None:
+        # `dialect` converts observations to requests, and replies to actions; its `wants` lists needed observations.
         self.dialect, self.wants = dialect, dialect.wants
         self.greeting: Greeting = {}  # the server's sanitized description of itself
         self.env_seed: int | None = None  # the simulator's seed that the server requests, if any
 
     def connect(self, task: Task) -> None:
         """Begin an episode before an environment is made. This connects to the server and checks the dialect."""
-        self.begin(task, 0)
+        self.begin(task, 0)  # the seed has no effect here, because each episode begins again
 
     def ask_arguments(self) -> Mapping[str, str]:
         """Return the client arguments that the server requests; {} if it requests none. Then close the connection.
         Raises `ServerLostError` if no server answers.
         """
+        # This default is for models without a server, or whose server cannot be asked.
         return {}
 
     @abstractmethod
@@ -83,6 +86,7 @@ class ChunkModel(ABC):
             ServerLostError: a server answers, and then disappears or stops answering.
             ServerRefusedError: the server is of another kind, or requires another key or dialect.
         """
+        # `seed` is the policy's seed for the episode.
 
     @abstractmethod
     def query(self, observation: Observation) -> dialects.Reply:
@@ -92,10 +96,11 @@ class ChunkModel(ABC):
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
         """Return the model's actions, [H, A]; raise the errors of `query`, and `ReplyError` for unreadable actions."""
-        return self.dialect.read_actions(self.query(observation))
+        return self.dialect.read_actions(self.query(observation))  # `query` returns the raw reply
 
     def close(self) -> None:  # noqa: B027  (not every model has a connection)
         """Close the connection, if there is one."""
+        # This default is for models without a connection.
 
 
 class RemoteModel(ChunkModel):
@@ -104,12 +109,14 @@ class RemoteModel(ChunkModel):
     kind: str
 
     def __init__(self, endpoint: Endpoint, dialect: dialects.Dialect, arguments: Mapping[str, str]) -> None:
+        # No connection is made yet; `address` is the first candidate. `arguments` are the policy's, for subclasses.
         super().__init__(dialect)
         self.address, self.key, self._endpoint = endpoint.addresses[0], endpoint.key, endpoint
         # The wants and the clipping for which the environment was made; None before `connect`.
         self._agreed: object = None
 
     def connect(self, task: Task) -> None:
+        # Connect before an environment is made. Later connections must ask for the same observations and clipping.
         self._agreed = None
         self._connect()
         self._agreed = self.wants, self.dialect.inference.clip
@@ -121,9 +128,9 @@ class RemoteModel(ChunkModel):
     def _connect(self) -> None:
         # Connect to the first server that answers. If an environment was made before, it must fit this server, too.
         with servers.guard_handshake(self.close):
-            self.close()
+            self.close()  # the last connection, if any
             self.address = servers.find_server(self._endpoint, self._try_connect)
-            self._greet()
+            self._greet()  # may change `wants` and the dialect
             if self._agreed not in (None, (self.wants, self.dialect.inference.clip)):
                 problem = f"the server {self.address} requests observations or actions that differ from those before"
                 raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
@@ -151,33 +158,40 @@ class ChunkQueue:
     """A queue of a chunk's remaining actions, for policies that compute several actions at a time."""
 
     def __init__(self) -> None:
-        self.left: deque[Action] = deque()
+        # A chunk is the actions of one answer of a model. They are executed one by one.
+        self.remaining: deque[Action] = deque()  # the chunk's remaining actions
+        # The number of the episode's chunks, and the number of actions that were taken from the last one.
         self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
         """Index of the last action's chunk, and the action's index in it. None if no single chunk has the action."""
 
     def begin_chunks(self) -> None:
         """Discard the actions of the last episode, and count chunks from 0."""
-        self.left.clear()
+        # Call this at the start of each episode.
+        self.remaining.clear()
         self._chunk_count = 0
 
     def add_chunk(self, actions: Iterable[Action]) -> None:
         """Append a new chunk; the queue must be empty."""
-        self.left.extend(actions)
+        # `_taken_count` is the number of actions that were taken from the newest chunk.
+        self.remaining.extend(actions)
         self._chunk_count, self._taken_count = self._chunk_count + 1, 0
 
     def take_next(self) -> Action:
         """Remove and return the next action."""
+        # Record where the action comes from: the index of its chunk, and its index in the chunk, both from 0.
         self.chunk_step = self._chunk_count - 1, self._taken_count
         self._taken_count += 1
-        return self.left.popleft()
+        return self.remaining.popleft()
 
     @property
     def looks_next(self) -> bool:
-        return not self.left  # only the computation of a new chunk reads images
+        # Whether the next action needs images. Only the computation of a new chunk reads images.
+        return not self.remaining
 
     def take_rest(self) -> list[Action]:
-        rest, self.left = list(self.left), deque()
+        # Return and discard the remaining actions of the chunk; [] if there are none.
+        rest, self.remaining = list(self.remaining), deque()
         return rest
 
 
@@ -190,12 +204,13 @@ class ChunkedPolicy(ChunkQueue):
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
         """Wrap a model, without connecting. If `replan` is None, all actions of each chunk are executed."""
+        # A dialect with an `ensemble` of N averages the predictions of the last N replies.
         super().__init__()
         self.calls_s: list[float] = []
         self.waits_s: list[float] = []
         self.model, self._replan = model, replan
         self._follow_model()
-        # The arrays of the last replies; dialects with an `ensemble` average them.
+        # The arrays of the last replies, oldest first, for dialects that average them.
         self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
     @property
@@ -206,6 +221,7 @@ class ChunkedPolicy(ChunkQueue):
     @property
     def env_seed(self) -> int | None:
         """The simulator's seed that the model's server requests, if any."""
+        # None if it requests no seed.
         return self.model.env_seed
 
     def connect(self, task: Task) -> None:
@@ -214,6 +230,7 @@ class ChunkedPolicy(ChunkQueue):
         self._follow_model()
 
     def reset(self, task: Task, seed: int) -> None:
+        # Begin an episode, which may connect again to the model's server.
         self.begin_chunks()
         self.calls_s, self.waits_s = [], []
         self._replies.clear()
@@ -221,7 +238,8 @@ class ChunkedPolicy(ChunkQueue):
         self._follow_model()
 
     def _follow_model(self) -> None:
-        # A server's greeting may change the model's dialect. Only `replan` stays as the user chose it.
+        # Update the policy's own copies, because a server's greeting may have changed the model's dialect.
+        # Only `replan`, the number of executed actions per chunk (None = all), stays as the user chose it.
         self.wants, self.clip = self.model.wants, self.model.dialect.inference.clip
         self.dialect = replace(self.model.dialect, replan=self._replan)
 
@@ -233,7 +251,7 @@ class ChunkedPolicy(ChunkQueue):
             ServerRefusedError: the server's first reply cannot be read, has no real numbers, or has too few actions.
             PolicyError: a later reply cannot be read or has too few actions; also the errors of `ChunkModel.query`.
         """
-        if not self.left:
+        if not self.remaining:
             self.add_chunk(self._infer_chunk(observation))
         action = self.take_next()
         if self.dialect.file.ensemble:  # the action is a mean over several chunks, so no single chunk has it
@@ -241,6 +259,7 @@ class ChunkedPolicy(ChunkQueue):
         return action
 
     def close(self) -> None:
+        # Close the connection to the model's server, if there is one.
         self.model.close()
 
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
@@ -252,11 +271,12 @@ class ChunkedPolicy(ChunkQueue):
                 remedy = "The model must return an array [H, A] of H actions."
                 raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         except (ReplyError, InvalidActionError) as error:
-            if self.model.has_answered:  # only the current episode fails
+            if self.model.has_answered:  # an earlier reply was usable, so only the current episode fails
                 raise
+            # A first reply that is unusable stops the whole run: all episodes would fail.
             raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
         self.calls_s.append(time.perf_counter() - start_s)
-        if self.model.infer_s is not None:
+        if self.model.infer_s is not None:  # the model's time for the reply [s], as the server reports it
             self.waits_s.append(max(0.0, self.calls_s[-1] - self.model.infer_s))
         if self._replan is not None and len(chunk) < self._replan:
             problem = f"the model gives {len(chunk)} actions at a time, but replan requests {self._replan}"
@@ -267,6 +287,7 @@ class ChunkedPolicy(ChunkQueue):
 
     def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
         """Return the next action, [1, A]: the average of what the last replies predict for this step."""
+        # The model is queried in each step. A reply predicts this step and later steps.
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
         # A reply may have several arrays. `arrays` holds the same array of every reply, oldest reply first.
         means = [transforms.average_predictions(arrays) for arrays in zip(*self._replies, strict=True)]
@@ -277,6 +298,7 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
     """Return the number of executed actions per chunk; None = all. `text` is a number, `all`, or None for the
     `default`. Raises `PolicyError` for any other text, such as 0.
     """
+    # `replan` is an argument of policies. A chunk is the several actions that a model predicts in one reply.
     if text is None:
         return default
     if text == "all":
@@ -293,14 +315,17 @@ def client_factory(
     arguments, all as text. `make_model` receives the endpoint, the dialect, and all given arguments. The factory does
     not connect. It raises `PolicyError` if an argument is invalid or the kind's library is not installed.
     """
+    # A dialect determines a request's content and how a reply is read.
     kind = KINDS[name]
 
     def make(arg: str | None, **arguments: str | None) -> ChunkedPolicy:
+        # Return a client of the servers at the addresses `arg`. An argument that is None has its default.
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         dialect_name = given.get("dialect", kind.dialect)
         dialect = dialects.choose_dialect(dialect_name, kind.name, given.get("cameras"), given.get("image_size"))
+        # The number of executed actions per reply; None = all. Without `replans`, the client cannot execute only some.
         replan = parse_replan(given.get("replan"), dialect.replan if kind.replans else None)
         if replan is not None and not kind.replans:
             raise PolicyError(f"{kind.name} plays whole replies", remedy="Leave replan out, or write `replan=all`.")
@@ -315,6 +340,7 @@ def client_factory(
 
 def require_library(library: str, extra: str) -> None:
     """Raise `PolicyError` if the library that a client requires is not installed."""
+    # `extra` is the optional part of this package that includes the library, for the remedy.
     if find_spec(library) is None:
         remedy = f"Install it: {install_command(extra)}"
         raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
@@ -324,6 +350,7 @@ def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
     """Send the same request several times, and count the answers that differ from the first one. Each request begins an
     episode, because a server may split chunks or have a memory. Raises the errors of `connect` and `infer`.
     """
+    # The result's `asked` is the number of repetitions, and `other` the number of answers that differ.
     policy.connect(task)
     replies = []
     for _ in range(REQUESTS):
@@ -334,18 +361,20 @@ def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
 
 def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """Return the replies, each [H, A], that differ from the first reply."""
+    # NaN equals NaN here.
     return [reply for reply in replies if not np.array_equal(reply, replies[0], equal_nan=True)]
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
     """Return a fixed artificial observation: gray noise as images, and a hand above a table."""
+    # Such an observation tests a server without a simulator. `wants` lists the cameras and extra observations to fill.
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,
         eef_pos_m=np.array([-0.2, 0.0, 1.17]),
         eef_quat_wxyz=np.array([0.0, 1.0, 0.0, 0.0]),
         gripper_qpos=np.array([0.039, -0.039]),
-        images=dict.fromkeys(wants.cameras, pixels),
+        images=dict.fromkeys(wants.cameras, pixels),  # the same image for each camera
         base_pos_m=np.array([-0.8, 0.0, 0.7]),
         base_quat_wxyz=np.array([1.0, 0.0, 0.0, 0.0]),
         extra={name: np.zeros(_READING_SIZES[name]) for name in wants.extra if name in _READING_SIZES},

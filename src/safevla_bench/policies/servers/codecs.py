@@ -60,6 +60,7 @@ class Codec:
 
     def pack(self, message: object) -> bytes:
         """Return the message as bytes; raise `PolicyError` for a value that the format cannot represent."""
+        # Both libraries call `_encode_extension` for values that they cannot encode, such as arrays.
         try:
             if self.is_json:  # JSON with spaces, like the messages of the projects' clients
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
@@ -75,9 +76,10 @@ class Codec:
                 if self.is_json:
                     value = decode_json(message, object)
                 else:
+                    # Many empty maps need little space in a message, but much memory.
                     _require_few_values(message)
                     value = msgspec.msgpack.decode(message)
-            return self._restore_arrays(value, Counter(values=MAX_VALUES))
+            return self._restore_arrays(value, Counter(values=MAX_VALUES))  # a shared, mutable count
         except DamageError as error:
             raise ReplyError(f"the message cannot be read: {error.problem}", remedy=_REMEDY) from None
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -85,7 +87,7 @@ class Codec:
             raise ReplyError(f"the message cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
-        # Convert a value that the library cannot encode.
+        # Return a value that the library can encode for one that it cannot: an array or a NumPy scalar.
         if isinstance(value, np.float64):
             return float(value)  # like MessagePack libraries: np.float64 is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
@@ -95,7 +97,8 @@ class Codec:
         raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
     def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
-        # Convert maps that represent arrays. `budget["values"]` counts the values that the message may still have.
+        # Return `value` with arrays instead of the maps that represent arrays, at any depth.
+        # All calls share `budget`: `budget["values"]` is the number of values that the message may still have.
         if not isinstance(value, list | dict):
             return value
         budget["values"] -= len(value)
@@ -110,6 +113,7 @@ class Codec:
 
 
 def _too_many_values_error() -> ReplyError:
+    # Return the error for a message with too many values, which would take too long to decode.
     return ReplyError(f"the message cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
 
 
@@ -124,13 +128,16 @@ def _require_few_values(message: bytes) -> None:
     """Raise `ReplyError`, before decoding, if a MessagePack message has over 10 * `MAX_VALUES` values: an empty map
     takes 1 byte in a message, but 72 bytes in memory. `_restore_arrays` applies the exact limit after decoding.
     """
-    position, values_left, max_values = 0, 1, 10 * MAX_VALUES  # `values_left` counts values announced but not yet read
+    # Step from value to value by the values' first bytes, without decoding. Maps and arrays announce further values.
+    # `values_left` counts values that were announced but not yet read; the message itself is the first value.
+    position, values_left, max_values = 0, 1, 10 * MAX_VALUES
     for values_read in range(max_values + 1):
-        if not values_left or position >= len(message):
+        if not values_left or position >= len(message):  # the end, or a truncated message, which decoding refuses
             return
         if values_read + values_left > max_values:
             raise _too_many_values_error()
         first_byte = message[position]
+        # The size of the length field that follows; 0 = the first byte contains the length, or it is fixed.
         length_bytes = _LENGTH_BYTES.get(first_byte, 0)
         length = int.from_bytes(message[position + 1 : position + 1 + length_bytes], "big")
         position, values_left = position + 1 + length_bytes, values_left - 1
@@ -148,7 +155,8 @@ def _require_few_values(message: bytes) -> None:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    # Return the dtype with this name in an untrusted message. Raise an error for any dtype that is not allowed.
+    # Return the dtype with this name in an untrusted message.
+    # Raise `InvalidActionError` for dtypes that are not allowed, such as records, else `TypeError` or `ValueError`.
     if isinstance(text, list):  # a record's list of fields, as in msgpack_numpy
         raise InvalidActionError("an array of records instead of integers or floats", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _MAX_DTYPE_CHARS or not _PLAIN_DTYPE.fullmatch(text):
@@ -162,7 +170,8 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 
 def _build_array(data: object, dtype_name: object, shape: object) -> Array:
-    # Return the array in an untrusted message; raise an error if bytes, dtype and shape do not fit together.
+    # Return the array in an untrusted message, whose bytes, dtype and shape may have any type.
+    # Raise `TypeError` or `ValueError` if they do not fit together.
     dtype = _parse_dtype(dtype_name)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
@@ -177,6 +186,7 @@ def _build_array(data: object, dtype_name: object, shape: object) -> Array:
 def _require_unicode(array: Array) -> Array:
     """Return `array`. Raise `ValueError` if its text has code points beyond Unicode, which NumPy cannot print."""
     if array.dtype.kind == "U":  # each character is stored as an integer of 4 bytes
+        # View the characters as integers in the array's byte order.
         code_points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if code_points.max(initial=0) > sys.maxunicode:
             raise ValueError("an array of text with code points beyond Unicode")
@@ -194,6 +204,7 @@ class ArrayForm:
     scalar: str | bytes | None = None  # key that marks a scalar, which has no shape. None = scalars are plain numbers
 
     def encode(self, value: Array | np.generic) -> object:
+        # Return the map that represents an array or a NumPy scalar; if `scalar` is None, a scalar's plain value.
         if isinstance(value, np.generic):
             if self.scalar is None:
                 return value.item()
@@ -204,7 +215,7 @@ class ArrayForm:
         """Return the array or scalar that a map with a mark represents. Return maps without a mark unchanged."""
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
-        if self.scalar in wire:
+        if self.scalar in wire:  # if `scalar` is None, no map has this key
             return _parse_dtype(wire[self.dtype]).type(wire[self.data])
         return wire
 
@@ -214,6 +225,7 @@ _VLA_EVAL = ArrayForm("__ndarray__")
 
 
 def _encode_vla_eval_png(value: Array | np.generic) -> object:
+    # Return the map that represents a value for vla-eval's servers: an image, [H, W, 3] uint8, as a PNG file.
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:  # not an image
         return _VLA_EVAL.encode(value)
     buffer = io.BytesIO()
@@ -222,6 +234,7 @@ def _encode_vla_eval_png(value: Array | np.generic) -> object:
 
 
 def _encode_gr00t(value: Array | np.generic) -> object:
+    # Return the map that represents an array for GR00T's servers; it holds a file in NumPy's format. Scalars are plain.
     if isinstance(value, np.generic):
         return value.item()
     buffer = io.BytesIO()
@@ -230,6 +243,7 @@ def _encode_gr00t(value: Array | np.generic) -> object:
 
 
 def _encode_msgpack_numpy(value: Array | np.generic) -> object:
+    # Return the map that represents an array or scalar, as the library msgpack_numpy does.
     data = {b"data": value.tobytes()}
     if isinstance(value, np.generic):
         return {b"nd": False, b"type": value.dtype.str, **data}
@@ -239,11 +253,12 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 def _decode_gr00t(wire: Wire) -> object:
     """Decode a map in either of GR00T's two forms to an array or a NumPy scalar. Return other maps unchanged."""
     if b"nd" in wire:  # b"nd" is False for a scalar, which has no shape
+        # An array with the shape [] is a scalar; `[()]` extracts its value.
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]
     if "__ndarray_class__" not in wire:
         return wire
-    npy_bytes = wire["as_npy"]
+    npy_bytes = wire["as_npy"]  # a file in NumPy's format; `decode_array` never unpickles
     decoded = decode_array(npy_bytes) if isinstance(npy_bytes, bytes) else None
     if decoded is None:
         raise ValueError("the array file does not hold a plain NumPy array")
@@ -252,11 +267,13 @@ def _decode_gr00t(wire: Wire) -> object:
 
 
 def _encode_json_numpy(value: Array | np.generic) -> object:
+    # Return the map that represents an array or scalar, as the library json_numpy does.
     text = base64.b64encode(value.tobytes()).decode()
     return {"__numpy__": text, "dtype": value.dtype.str, "shape": value.shape}
 
 
 def _decode_json_numpy(wire: Wire) -> object:
+    # Return the array or scalar that the library json_numpy encoded as a map; return other maps unchanged.
     if "__numpy__" not in wire:
         return wire
     array = _build_array(base64.b64decode(wire["__numpy__"], validate=True), wire["dtype"], wire["shape"])

@@ -50,6 +50,7 @@ def parse_endpoint(
     """Return the servers listed in `arg`, with the timeouts and the key from a policy's arguments. Raises the errors of
     `parse_addresses` and `read_key`, and `PolicyError` for an invalid timeout.
     """
+    # `policy` is the kind of server, for errors. `schemes[0]` and `port` are defaults. Missing arguments have defaults.
     return Endpoint(
         parse_addresses(arg, policy, schemes, port),
         _parse_seconds("connect_timeout_s", arguments, CONNECT_S),
@@ -62,6 +63,7 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
     """Return the addresses in `URL[,URL...]`, rotated by the worker's index. Scheme and port are optional. Raises
     `PolicyError`, without quoting `arg`, if an address is invalid or has a user, a query, a fragment or a wrong path.
     """
+    # `policy` is the kind of server, for errors. `schemes` are allowed; `schemes[0]` and `port` are the defaults.
     try:
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # an address may contain a secret, so the error does not quote it
@@ -89,6 +91,7 @@ def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
 
 
 def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:
+    # Return the time in the argument `name`, or else `default`. Raise `PolicyError` unless it is finite and positive.
     text = arguments.get(name)
     try:
         seconds = default if text is None else float(text)
@@ -110,7 +113,7 @@ def read_key(key_file: str | None = None) -> str | None:
         problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Pass a file that holds only the key."
         raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
     secret = text.strip()
-    if not secret and key_file is None:
+    if not secret and key_file is None:  # an empty variable means no key, but an empty file is an error
         return None
     if not secret or not secret.isascii() or not secret.isprintable():
         raise PolicyError(f"{key_file or KEY} does not hold a key", remedy="A key is one line of printable ASCII.")
@@ -128,12 +131,13 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
     """
     deadline = time.monotonic() + endpoint.connect_s
     while True:
-        problems = []
+        problems = []  # of this round of attempts only
         for address in endpoint.addresses:
             problem = attempt(address, deadline)
             if problem is None:
                 return address
             problems.append(f"{address}: {problem}")
+        # At least one round is made, even if the timeout is short.
         if time.monotonic() + PAUSE_S >= deadline:
             remedy = "Start the server, check its address, or wait longer: --policy-arg connect_timeout_s=300."
             answers = f"no policy server is ready within {endpoint.connect_s:g} s ({'; '.join(problems)})"
@@ -144,6 +148,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
     """Close the connection on a `PolicyError`, and raise `ServerRefusedError`, because all episodes would fail."""
+    # A handshake is all that happens from the connection to the first request. Lost connections may recover.
     try:
         yield
     except ServerLostError:
@@ -161,6 +166,7 @@ def describe_lost_connection(error: BaseException) -> str:
 
 def lost_error(address: str, event: str) -> ServerLostError:
     """Return the error for a server that has disappeared or does not answer; `event` describes what happened."""
+    # For example, `event` is `closed the connection`.
     remedy = "Read the server's log, and start the server again. If the server is slow: --policy-arg timeout_s=SECONDS."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
@@ -169,7 +175,7 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
     """Return the error for a server that does not answer within `seconds`. If several workers share the run's servers,
     the message mentions this as a possible cause.
     """
-    count = int(os.environ.get(WORKERS, "1"))
+    count = int(os.environ.get(WORKERS, "1"))  # the run sets this variable for its worker processes
     shared = f"; the server may be slow because {count} workers share the run's servers" if count > 1 else ""
     ways = "use fewer --workers or more servers, or pass --policy-arg timeout_s=SECONDS"
     remedy = f"Read the server's log. If the server is slow, {ways}."
@@ -178,12 +184,14 @@ def silent_error(address: str, seconds: float) -> ServerSlowError:
 
 def stray_error(address: str, event: str) -> ServerLostError:
     """Return the error for a message that does not answer the last request. Later replies may be wrong, too."""
+    # `event` says what the server did, such as sending a second reply.
     remedy = "The server must send one reply per request, in order. Fix the server, and start it again."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that means a failure."""
+    # `key` is the key that the client sent; None = no key.
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'requires a key'} (HTTP {status})"
         remedy = f"Put the server's key into the environment variable {KEY}, or pass `key_file=FILE`."
@@ -200,6 +208,7 @@ def size_error(address: str) -> PolicyError:
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
     """Return the error for a server's failure. It quotes the exception's line in `text`, then the end of `text`."""
+    # `text` is the server's error message, perhaps a long traceback; its end is the most useful part.
     safe_text = text.replace(key, HIDDEN) if key else text
     end = safe_text[-MAX_CHARACTERS:].strip()
     exception_line, _ = errors.find_exception(end)
@@ -221,6 +230,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     """Return a server's greeting as plain JSON. The client's key, and values with names such as `token`, are hidden.
     Arrays are replaced by their type and shape. If the greeting is not a map, return an empty map.
     """
+    # `secret` is the client's key, or None. A greeting that is too long is shortened, and gets a digest of the whole.
     if not isinstance(greeting, Mapping):
         return {}
     sanitized = _sanitize_map(greeting, secret, 1)
@@ -236,7 +246,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    # `depth` is the number of maps and lists that contain a value. Values directly in the greeting have depth 1.
+    # Return the map without secrets, as plain JSON. `depth` counts the maps and lists that contain its values, from 1.
     sanitized: dict[str, object] = {}
     for key, value in mapping.items():
         name = _sanitize_text(str(key), secret)
@@ -245,12 +255,12 @@ def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: i
 
 
 def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
-    # Return a value that JSON can represent, without secrets.
+    # Return a value that JSON can represent, without secrets. `depth` counts the maps and lists that contain the value.
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, Mapping | list | tuple) and depth == _MAX_DEPTH:
-        return "..."
+        return "..."  # a value that is nested too deeply
     if isinstance(plain, Mapping):
         return _sanitize_map(plain, secret, depth + 1)
     if isinstance(plain, list | tuple):
@@ -261,5 +271,6 @@ def _sanitize_value(value: object, secret: str | None, depth: int) -> object:
 
 
 def _sanitize_text(text: str, secret: str | None) -> str:
+    # Return the text with secrets hidden, shortened to the maximum length.
     safe_text = redact_secrets(text.replace(secret, HIDDEN) if secret else text)
     return safe_text if len(safe_text) <= _MAX_VALUE_CHARACTERS else f"{safe_text[:_MAX_VALUE_CHARACTERS]}..."

@@ -48,6 +48,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_runnable(self) -> bool:
+        # Whether the entry can be run: the policy's protocol and dialect are known.
         return UNKNOWN not in (self.protocol, self.dialect)
 
     @property
@@ -63,6 +64,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
     """Return all entries: the paper's main entries, the paper's auxiliary entries, then all other entries."""
+    # An entry is a published policy on one host (a simulator benchmark), with its servers and checkpoints.
     return read_shipped(__package__, "entries.toml", dict[str, tuple[PaperEntry, ...]])["entries"]
 
 
@@ -80,6 +82,7 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     begin with a suite of the entry is a URL for all suites. Later texts replace earlier texts. Suites without a server
     are omitted. Raises `PolicyError` for a URL for all suites if the suites have different checkpoints.
     """
+    # `EVERY` is the key for all suites.
     urls: dict[str, str] = {}
     for text in texts:
         suite, equals, url = text.partition("=")
@@ -90,6 +93,7 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
     if EVERY in urls and has_several_checkpoints:
         problem = f"{entry.name} has a separate checkpoint for each suite, so one server cannot serve all suites"
         raise PolicyError(problem, remedy=f"Write the suite of each server: --server {entry.suites[0]}={urls[EVERY]}.")
+    # A suite's own URL has priority over the URL for all suites.
     url_by_suite = {suite: urls.get(suite, urls.get(EVERY)) for suite in entry.suites}
     return {suite: url for suite, url in url_by_suite.items() if url is not None}
 
@@ -99,6 +103,7 @@ class EntryPolicy(ChunkedPolicy):
 
     def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel], replan: int | None) -> None:
         """Store the models by suite, and use the dialect of the first model."""
+        # `replan` is the number of executed actions per chunk; None = all.
         super().__init__(next(iter(models.values())), replan)
         self.entry, self._models = entry, models
 
@@ -110,18 +115,22 @@ class EntryPolicy(ChunkedPolicy):
             raise PolicyError(problem, remedy=f"Run only suites that have a server, or pass --server {suite}=URL.")
 
     def connect(self, task: Task) -> None:
+        # Connect to the server of the task's suite; raise `PolicyError` if there is none.
         self._choose_model(task)
         super().connect(task)
 
     def reset(self, task: Task, seed: int) -> None:
+        # Begin an episode with the model of the task's suite.
         self._choose_model(task)
         super().reset(task, seed)
 
     def _choose_model(self, task: Task) -> None:
+        # Use the model of the task's suite from now on. Raise `PolicyError` if the suite has no server.
         self.require_task(task)
         self.model = self._models[task.benchmark]
 
     def close(self) -> None:
+        # Close all suites' models. Suites may share a model, and closing it twice is harmless.
         for model in self._models.values():
             model.close()
 
@@ -133,6 +142,7 @@ def make_entry_policy(
     of these servers get the other arguments and the entry's dialect. Raises `PolicyError` if no entry has that name,
     the entry cannot be run or has no server, or an argument is invalid.
     """
+    # `open_policy` makes a client from KIND:URL and its arguments, without connecting.
     entry = find_entry(name)
     if not entry.is_runnable:
         problem = f"{name} cannot be run: {'; '.join(entry.unknown)}"

@@ -45,22 +45,25 @@ class Gr00tModel(RemoteModel):
     kind = "gr00t"
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        # No connection is made yet. `arguments` are the policy's arguments.
         super().__init__(endpoint, dialect, arguments)
-        self.codec = GR00T
-        self._socket: zmq.SyncSocket | None = None
+        self.codec = GR00T  # until `_greet` knows the server's codec
+        self._socket: zmq.SyncSocket | None = None  # None = not connected
         self._is_n15 = False  # whether the server is of GR00T N1.5; if so, requests contain only the observation
         self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # no other client of the server has this id
-        self._is_first = True
+        self._is_first = True  # whether the next request is the first of its episode
         self._is_nested = False  # whether the server takes nested requests; known after its first answer
 
     def begin(self, task: Task, seed: int) -> None:
         """Find a server, reset it, and check that the dialect fits the model's modalities. The servers share the
         connection timeout equally. Raises the errors of `ChunkModel.begin`.
         """
-        self._is_first = True
+        self._is_first = True  # the first request of an episode resets the server's memory
         super().begin(task, seed)
 
     def _greet(self) -> None:
+        # Reset the server, ask it for its model's modalities, and set `greeting`, `codec` and `_is_n15`.
+        # Raise `PolicyError` if the server refuses the reset, or its model does not fit the dialect.
         reset_answer = self._call_or_return_error("reset", {"options": None})
         if isinstance(reset_answer, PolicyError) and _NO_RESET not in reset_answer.problem:
             raise reset_answer
@@ -68,6 +71,7 @@ class Gr00tModel(RemoteModel):
         request_form = "the observation alone" if self._is_n15 else "observation and options"
         greeting: dict[str, object] = {"get_action": request_form}
         config = self._call_or_return_error("get_modality_config")
+        # If the server cannot describe its modalities, they are not checked.
         if not isinstance(config, PolicyError):
             self.codec = choose_codec(config)
             greeting["modality_config"] = config
@@ -84,6 +88,7 @@ class Gr00tModel(RemoteModel):
         except ServerLostError:
             raise
         except PolicyError as error:
+            # An error that does not mention the video is not about the form of the request.
             if VIDEO not in error.problem.lower():
                 raise
             self._is_nested = not self._is_nested
@@ -94,6 +99,7 @@ class Gr00tModel(RemoteModel):
 
     def _request_action(self, request: Request) -> Reply:
         # Send a flat request, converted to a nested one if necessary, and return the action with flat keys.
+        # Session options make a server keep a separate memory for this client; other servers get no options.
         session_options = {"reset_memory": [self._is_first], "session_ids": [self._session_id]}
         options = session_options if self.dialect.file.sessions else None
         observation = nest_request(request) if self._is_nested else request
@@ -110,16 +116,18 @@ class Gr00tModel(RemoteModel):
         """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
         the answer does not arrive in time, and `PolicyError` if the answer is unreadable or reports an error.
         """
+        # `endpoint` is the name of a server's function, such as `get_action`. None = no data, or the usual timeout.
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         fields = {"endpoint": endpoint, "data": data, "api_token": self.key}
         request = {name: value for name, value in fields.items() if value is not None}
         answer = self.codec.unpack(self._exchange(self.codec.pack(request), seconds))
         if isinstance(answer, dict) and "error" in answer:
-            self.close()
+            self.close()  # the next call begins with a new connection
             raise self.server_error(str(answer["error"]))
         return answer
 
     def _call_or_return_error(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
+        # Return an endpoint's answer, or the `PolicyError` if the call fails. A lost server's error is raised.
         try:
             return self.call(endpoint, data)
         except ServerLostError:
@@ -128,7 +136,10 @@ class Gr00tModel(RemoteModel):
             return error
 
     def _try_connect(self, address: str, until: float) -> str | None:
+        # Ping a server until the monotonic time `until`. Return None if it answers, else the reason for the failure.
+        # ZeroMQ connects even without a server, so only an answer shows that there is one.
         self.close()
+        # The servers share the time for connecting equally.
         self.address, share_s = address, self._endpoint.connect_s / len(self._endpoint.addresses)
         try:
             self.call("ping", timeout_s=max(0.0, min(share_s, until - time.monotonic())))
@@ -138,6 +149,7 @@ class Gr00tModel(RemoteModel):
 
     def _exchange(self, message: bytes, seconds: float) -> bytes:
         # Send a message and return the answer, over a new socket if there is none.
+        # Raise `ServerLostError` if the server is silent for `seconds`, is gone, or sent an unrequested message.
         import zmq
 
         try:
@@ -147,10 +159,10 @@ class Gr00tModel(RemoteModel):
             is_stray = socket.poll(0) > 0  # an unread message; a REQ socket would drop it, but a DEALER socket does not
             if not is_stray:
                 socket.send_multipart([b"", message])  # the server expects an empty first part, as from a REQ socket
-                _, *parts = socket.recv_multipart()
+                _, *parts = socket.recv_multipart()  # the answer's first part is empty, too
         except zmq.ZMQError as error:
             self.close()
-            if isinstance(error, zmq.Again):
+            if isinstance(error, zmq.Again):  # a timeout
                 raise servers.silent_error(self.address, seconds) from None
             raise servers.lost_error(self.address, f"is gone: {error}") from None
         if is_stray:
@@ -162,16 +174,18 @@ class Gr00tModel(RemoteModel):
         return parts[0]
 
     def _open_socket(self) -> zmq.SyncSocket:
+        # Return a new socket that connects to the server in the background; this raises no error without a server.
         import zmq
 
         socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.LINGER, 0)  # closing discards unsent messages instead of waiting
         socket.setsockopt(zmq.MAXMSGSIZE, servers.MAX_REPLY_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in self.address))  # otherwise ZeroMQ never reaches an IPv6 address
         socket.connect(self.address)
         return socket
 
     def close(self) -> None:
+        # Close the connection, if there is one. A later call opens a new one.
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close(linger=0)
@@ -189,6 +203,7 @@ class Modality(msgspec.Struct, frozen=True):
 
 def choose_codec(config: object) -> Codec:
     """Return a server's codec: `GR00T_MAIN` if a value of `config` has the key `_MAIN_MARK`, else `GR00T`."""
+    # `config` is the reply to `get_modality_config`. Only newer servers, of GR00T's main branch, send this key.
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MAIN_MARK in value for value in values)
     return GR00T_MAIN if is_main else GR00T
@@ -198,11 +213,13 @@ def parse_modalities(config: object) -> dict[str, Modality]:
     """Return a model's modalities by name, from a GR00T server's reply to get_modality_config. Unreadable modalities
     are omitted. Keys are converted to the keys of flat requests and replies.
     """
+    # A modality (video, state, language or action) has the keys of a model's inputs or outputs, such as cameras.
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
+        # A map with one of these keys describes a modality; it may come from either encoding of servers.
         if not isinstance(value, Mapping) or not _MODALITY_MARKS & value.keys():
             continue
-        with suppress(msgspec.MsgspecError):
+        with suppress(msgspec.MsgspecError):  # unreadable: omit the modality
             content = value.get("as_json")
             if isinstance(content, str):  # N1.5 sends the content as JSON
                 content = msgspec.json.decode(content)
@@ -214,6 +231,7 @@ def parse_modalities(config: object) -> dict[str, Modality]:
 
 def _flat_key(modality: str, key: str) -> str:
     # Return a key as in flat requests, such as `video.image`. Keys of the modality language get no prefix.
+    # N1.5's keys already have the prefix.
     return key if modality == LANGUAGE or key.startswith(f"{modality}.") else f"{modality}.{key}"
 
 
@@ -221,10 +239,11 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     """Raise `PolicyError` if the server's model needs keys that the dialect does not send, lacks an action that the
     dialect reads, or takes more than one frame. Modalities without a description by the server are not checked.
     """
+    # A dialect determines the keys of a request, and which actions of a reply are read.
     remedy = "Choose the dialect that safevla doctor --server finds for this model, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
-        modality = modalities.get(name, Modality(()))
+        modality = modalities.get(name, Modality(()))  # without keys, so that nothing is missing
         keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one text is sent
         missing = [key for key in keys if key not in sent]
         if missing:
@@ -248,11 +267,11 @@ def nest_request(request: Request) -> Request:
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():
         modality, _, name = key.partition(".")
-        if modality in (VIDEO, STATE):
+        if modality in (VIDEO, STATE):  # such as `video.image`; all other keys are texts
             nested[modality][name] = value
         else:
             nested[LANGUAGE][key] = [[text] for text in value] if isinstance(value, list) else value
-    return {**nested}
+    return {**nested}  # a new map, because mypy refuses `nested` as a `Request`
 
 
 make = client_factory("gr00t", Gr00tModel)  # the client sends the server's secret key as GR00T's `api_token`

@@ -49,9 +49,10 @@ class WebsocketModel(RemoteModel):
     codec = OPENPI
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        # No connection is made yet.
         super().__init__(endpoint, dialect, arguments)
         self._connection: ClientConnection | None = None
-        self._open_connections = ExitStack()
+        self._open_connections = ExitStack()  # closes the connection by its context manager
 
     def send(self, message: object) -> None:
         """Send a message. Raises `ServerLostError` if the server is gone. Also raises it if the server has sent an
@@ -60,6 +61,7 @@ class WebsocketModel(RemoteModel):
         """
         from websockets.exceptions import ConnectionClosed
 
+        # A stray frame is a message that arrived before this request; None = there is none.
         connection, stray_frame = self._require_connection(), None
         try:
             with suppress(TimeoutError):  # no message is waiting
@@ -69,7 +71,7 @@ class WebsocketModel(RemoteModel):
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
         except AssertionError:  # raised by websockets after a timeout; messages are then out of order
-            stray_frame = b""
+            stray_frame = b""  # not None, so that it is refused below
         if isinstance(stray_frame, str):
             self.close()
             raise self.server_error(stray_frame)
@@ -83,6 +85,7 @@ class WebsocketModel(RemoteModel):
         time. Raises `PolicyError` for a text frame (the server's traceback), for a message that is not a map or is too
         large, and before the first episode.
         """
+        # A message is a frame of bytes; a text frame holds an error.
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -101,24 +104,28 @@ class WebsocketModel(RemoteModel):
         return message
 
     def close(self) -> None:
+        # Close the connection, if there is one.
         self._connection = None
         self._open_connections.close()
 
     def _require_connection(self) -> ClientConnection:
+        # Return the open connection; raise `PolicyError` if there is none.
         if self._connection is None:
             raise PolicyError("the policy was called before an episode began", remedy="Call reset first.")
         return self._connection
 
     def _try_connect(self, address: str, until: float) -> str | None:
+        # Open a connection until the monotonic time `until`. Return None on success, else the reason for the failure.
+        # Raise `PolicyError` if the server answers with an HTTP status that another attempt would not change.
         from websockets.exceptions import InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
-        url = urlsplit(address)
+        url = urlsplit(address)  # addresses are complete: they have a host and a port
         left_s = max(until - time.monotonic(), servers.PAUSE_S)
         try:
             connection = connect(
                 address,
-                sock=socket.create_connection((url.hostname or "", url.port or 0), left_s),  # no redirects
+                sock=socket.create_connection((url.hostname or "", url.port or 0), left_s),  # prevents redirects
                 additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
                 compression=None,
                 proxy=None,
@@ -140,7 +147,8 @@ class WebsocketModel(RemoteModel):
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
-        # Return the error for a lost connection. Only a `ConnectionClosed` has the close frames `sent` and `rcvd`.
+        # Close the connection, and return the error for its loss or for a message that is too large.
+        # Only a `ConnectionClosed` has the close frames `sent` and `rcvd`, whose code is the reason.
         self._hang_up()
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
@@ -159,12 +167,14 @@ class OpenpiModel(WebsocketModel):
     """A model behind an openpi server. Only for starVLA: `unnorm_key` names the statistics for scaling actions."""
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        # `unnorm_key`, an argument for starVLA's servers, names statistics for scaling actions. All requests have it.
         if "unnorm_key" in arguments:
             dialect = dialect.add_fixed("unnorm_key", arguments["unnorm_key"])
         super().__init__(endpoint, dialect, arguments)
-        self._base_dialect = dialect
+        self._base_dialect = dialect  # a server's greeting changes `dialect`
 
     def ask_arguments(self) -> Mapping[str, str]:
+        # Return the client arguments that the server requests, such as its cameras; {} for most servers.
         with suppress(ServerRefusedError):  # even if the client cannot obey the server, `greeting` is set
             self._connect()
         self.close()
@@ -172,16 +182,18 @@ class OpenpiModel(WebsocketModel):
         if served:
             return served.arguments(self.dialect)
         chunk_size = self.greeting.get("action_chunk_size")  # only starVLA's servers send this key
+        # In such a dialect, the server decides how many actions of a chunk are executed.
         requests_replan = isinstance(chunk_size, int) and self.dialect.inference.replan == "server"
         return {"replan": str(chunk_size)} if requests_replan else {}
 
     def query(self, observation: Observation) -> Reply:
+        # Return the server's reply, and set `infer_s`, the model's time for it. Raise `PolicyError` for an error reply.
         self.send(self.dialect.build_request(observation))
         reply = self.receive_map()
         timing = reply.get("server_timing")
         infer_ms = timing.get("infer_ms") if isinstance(timing, Mapping) else None
         self.infer_s = infer_ms / 1000 if isinstance(infer_ms, int | float) and infer_ms >= 0 else None
-        if reply.get("ok") is False:
+        if reply.get("ok") is False:  # starVLA's servers report errors in this form
             raise self.server_error(reply.get("error"))
         problem = reply.get(INVALID_ACTION)
         if isinstance(problem, str):
@@ -190,6 +202,7 @@ class OpenpiModel(WebsocketModel):
         return reply
 
     def _greet(self) -> None:
+        # Receive the server's greeting, and adapt the dialect to it. Raise `PolicyError` if the dialect lacks images.
         self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
         self.dialect = self._base_dialect  # another server may have answered before
         if served := _parse_served_greeting(self.greeting):
@@ -209,11 +222,13 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
 
     def adapt_dialect(self, dialect: Dialect) -> Dialect:
         # Return the dialect with the kind of actions, and the clipping, that the served policy declares.
+        # `absolute`: actions are poses, not changes of pose; `clip`: actions are clipped to the host's range.
         inference = structs.replace(dialect.inference, clip=self.clip)
         return replace(dialect, wants=replace(dialect.wants, absolute=self.absolute), inference=inference)
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the server's requirements as client arguments. Omit the cameras if the dialect lacks any of them."""
+        # `self.cameras` maps keys of a request's images to cameras. The argument lists one camera per image, or `NONE`.
         # An empty text means: the server does not require a value, or the dialect cannot use the required value.
         keys = _list_image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if self.cameras.keys() <= set(keys) else ""
@@ -222,7 +237,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         return {name: value for name, value in arguments.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
-        # Raise `PolicyError` if the dialect does not send the images that the served policy needs.
+        # Raise `PolicyError` if the dialect does not send the images that the served policy needs, in their size.
         missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _list_image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
@@ -230,15 +245,17 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
             raise PolicyError(f"the client does not send {wanted}, which the served policy needs", remedy=remedy)
 
     def _format_size(self) -> str:
-        return "x".join(map(str, dict.fromkeys(self.image_size)))  # HxW, or N if height and width are equal
+        # Return the size as `HxW`, or as `N` if height and width are equal: `dict.fromkeys` removes the repetition.
+        return "x".join(map(str, dict.fromkeys(self.image_size)))
 
 
 def _list_image_keys(dialect: Dialect) -> list[str]:
+    # Return the request's keys for images, such as `observation/image`, in the dialect's order.
     return [field.place for field in dialect.fields if field.camera]
 
 
 def _parse_served_greeting(greeting: servers.Greeting) -> _ServedGreeting | None:
-    # Return None if the server is not `safevla serve`.
+    # Return the greeting of a server started by `safevla serve`; None for a greeting of another server.
     try:
         return msgspec.convert(greeting, _ServedGreeting)
     except msgspec.ValidationError:
@@ -258,25 +275,29 @@ class XpolicylabModel(WebsocketModel):
     _trial_id, _step, _message_id = "", 0, 0
 
     def begin(self, task: Task, seed: int) -> None:
+        # Connect, and begin an episode, which the protocol calls a trial. `_step` counts its answered observations.
         super().begin(task, seed)
         self._trial_id, self._step = f"{task.benchmark}/{task.task_id}/{seed}", 0
         self._ask("reset", {"trial_id": self._trial_id})
 
     def _greet(self) -> None:
+        # Exchange greetings, and store the server's description of itself without secrets.
         self.greeting = servers.sanitize_greeting(self._ask("hello", {}), self.key)
 
     def query(self, observation: Observation) -> Reply:
+        # Return the server's answer to an observation; it contains the actions.
         reply = self._ask("infer", {"observation": self.dialect.build_request(observation)})
         self._step += 1
         return reply
 
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
-        # Send a message of the type `kind`, a key of `ANSWERS`, and return the payload of the answer.
+        # Send a message of the type `kind`, a key of `ANSWERS`, and return the answer's payload.
+        # Raise `PolicyError` if the server reports an error, and `ServerLostError` if it answers an earlier message.
         self._message_id += 1
         request = {"message_type": kind, "message_id": str(self._message_id), "payload": payload, "step": self._step}
         self.send({**request, "evaluation_id": "safevla-bench", "trial_id": self._trial_id or None})
         answer = self.receive_map()
-        content = answer.get("payload")
+        content = answer.get("payload")  # a map in all valid answers
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
         is_answer = isinstance(content, dict) and answer.get("message_type") == ANSWERS[kind]

@@ -40,10 +40,11 @@ class HttpModel(RemoteModel):
 
     kind, codec = "openvla", OPENVLA
 
-    def _greet(self) -> None: ...  # these servers send no greeting
+    def _greet(self) -> None: ...  # do nothing, because these servers send no greeting
 
     def ask(self, request: Mapping[str, object]) -> object:
         """Return the answer to a request. Raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 300 to 499."""
+        # The end of an error's text is the most useful part.
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
@@ -58,6 +59,8 @@ class HttpModel(RemoteModel):
         return self.codec.unpack(content)
 
     def _try_connect(self, address: str, until: float) -> str | None:
+        # Request a page that most servers have. Return None if the server is ready, else the reason for the failure.
+        # Raise `PolicyError` for a server of another kind, or one that refuses the key. `until` is a monotonic time.
         try:
             status, _ = exchange(address, "GET", "/openapi.json", until - time.monotonic(), key=self.key)
         except ServerLostError as error:
@@ -82,7 +85,8 @@ def exchange(
         headers["Authorization"] = f"Api-Key {key}"
     expired = threading.Event()
 
-    def hang_up() -> None:  # the connection's timeout limits each read; this limits the total time
+    def hang_up() -> None:
+        # Abort the request. The connection's timeout limits each read; this limits the total time.
         expired.set()
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress
@@ -95,8 +99,8 @@ def exchange(
         timer.start()
         connection.request(method, url.path + path, body, headers)
         response = connection.getresponse()
-        content = response.read(servers.MAX_REPLY_BYTES + 1)
-        # `response.length` is the number of announced bytes that were not read.
+        content = response.read(servers.MAX_REPLY_BYTES + 1)  # one byte more, to detect that it is too large
+        # `response.length` is the number of announced bytes that were not read: the content is cut off or too large.
         if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, response.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
@@ -119,6 +123,7 @@ class OpenvlaModel(HttpModel):
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` if `unnorm_key` is given for a server other than OpenVLA's."""
+        # `unnorm_key` names the statistics for scaling actions. Only OpenVLA's server takes it in requests.
         super().__init__(endpoint, dialect, arguments)
         self._base_dialect, self._statistics = dialect, arguments.get("unnorm_key")
         self._is_openvla_server = dialect.name == KINDS["openvla"].dialect
@@ -129,6 +134,7 @@ class OpenvlaModel(HttpModel):
     def begin(self, task: Task, seed: int) -> None:
         """Connect, and choose the statistics for the task's suite; raise the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
+        # OpenVLA's statistics have the suite's name, such as `libero_spatial`.
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         if self._is_openvla_server and unnorm_key != NO_STATISTICS:
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
@@ -136,7 +142,7 @@ class OpenvlaModel(HttpModel):
     def query(self, observation: Observation) -> Reply:
         """Return the server's reply as a map. A reply of another type gets the key `actions`. Raises `ask`'s errors."""
         reply = self.ask(self.dialect.build_request(observation))
-        if isinstance(reply, str):
+        if isinstance(reply, str):  # such servers answer with the text "error" if their model fails
             problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem
             names = f"NAME from dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}"
             argument = f"If the model lacks the suite's statistics, pass --policy-arg unnorm_key={names}."
@@ -155,15 +161,18 @@ class XvlaModel(HttpModel):
     _last_target: NDArray[np.float64] | None = None
 
     def begin(self, task: Task, seed: int) -> None:
+        # Begin an episode: its first request sends the measured pose.
         self._last_target = None
         super().begin(task, seed)
 
     def query(self, observation: Observation) -> Reply:
+        # Return the server's reply as a map. Other replies get the key `answer`, so that they are refused later.
         request = self.dialect.build_request(observation)
         if self._last_target is not None:  # an episode's first request keeps the measured pose
             request["proprio"] = np.concatenate([self._last_target, np.asarray(request["proprio"])[_POSE_SIZE:]])
         answer = self.ask(request)
         reply = answer if isinstance(answer, dict) else {"answer": answer}
+        # The next request's pose is the last row of this chunk, as in X-VLA's evaluation.
         with suppress(ReplyError):  # `infer` reads the reply again, and raises the error
             self._last_target = self.dialect.file.reply[0].read_rows(reply)[-1, :_POSE_SIZE]
         return reply

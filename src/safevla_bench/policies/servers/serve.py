@@ -64,6 +64,7 @@ class ServedPolicy:
         copies: int = 1,
     ) -> None:
         """Make `copies` policies; raise `PolicyError` if the policy wants something that a client cannot provide."""
+        # `make` makes one copy. `name` and `arguments` only describe the policy; `seed` begins each episode.
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
         for _ in range(copies):
@@ -74,6 +75,7 @@ class ServedPolicy:
                 self.close()
                 problem = f"policy {name!r} wants {wanted}, which openpi's protocol cannot carry"
                 raise PolicyError(problem, remedy=f"Run the policy with its simulator: safevla eval --policy {name}.")
+        # All copies have the same attributes; use those of the last copy.
         self.wants, self.clip = policy.wants, bool(getattr(policy, "clip", False))
         self.greeting = sanitize_greeting(getattr(policy, "greeting", None))
 
@@ -87,17 +89,18 @@ class ServedPolicy:
             raise PolicyError(problem, remedy="Serve the policy with more --copies, or use fewer workers.") from None
         try:
             yield policy
-        finally:
+        finally:  # return the copy even after an error
             self._free.put(policy)
 
     def close(self) -> None:
-        # Close all copies that are free.
+        # Close all copies that are free. `Empty` ends the loop; copies in use are not closed.
         with suppress(Empty):
             while True:
                 self._free.get_nowait().close()
 
     def metadata(self) -> dict[str, object]:
         """Return the server's greeting, which includes defaults for the arguments of this package's client."""
+        # The policy's own greeting, if it has one, has the key `greeting`.
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
         images = {"cameras": cameras, "image_size": [*self.wants.image_size]}
@@ -106,13 +109,13 @@ class ServedPolicy:
 
 
 def _find_unservable(policy: Policy) -> str | None:
-    # Return what the policy wants and a client cannot provide; None if there is nothing.
+    # Return a text that describes what the policy wants and a client cannot provide; None if there is nothing.
     needs_task = isinstance(policy, interface.SelectiveTaskPolicy | interface.CuedPolicy)
     if isinstance(policy, interface.RemotePolicy) and not needs_task:
-        policy.connect(_TASK)  # the policy's own server may change `wants`
+        policy.connect(_TASK)  # a policy with its own server, which may change `wants`
     if len(policy.wants.cameras) > len(IMAGES):
         return f"{len(policy.wants.cameras)} cameras"
-    # With cameras, `as_rendered` has no effect.
+    # `CARRIED` are the fields of `Wants` that clients can fulfill. With cameras, `as_rendered` has no effect.
     ignored = (*CARRIED, "as_rendered") if policy.wants.cameras else CARRIED
     # Empty values of different types, such as () and [], do not differ.
     for field in fields(Wants):
@@ -130,6 +133,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     server answers `GET /healthz` without a key. It closes connections beyond `MAX_CONNECTIONS`. It refuses connections
     from web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
     """
+    # `key` is the key that clients must send; None = no key.
     from websockets.sync.server import serve as listening
 
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -148,13 +152,15 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     except (OSError, OverflowError) as error:
         remedy = "Choose another --port (0 = any free port) or --bind."
         raise PolicyError(str(error), remedy=remedy, place=Place(file=f"{bind}:{port}")) from None
+    # The library has no limit on connections, so wrap its handler of new connections.
     server.handler = _limit_connections(server.handler, threading.BoundedSemaphore(MAX_CONNECTIONS))
     return server
 
 
 def _limit_connections(handle: Callable[..., None], slots: threading.Semaphore) -> Callable[..., None]:
-    # Wrap the server's connection handler, so that connections without a free slot are closed.
+    # Return the server's connection handler, wrapped so that connections without a free slot are closed.
     def handle_within_limit(connected: socket.socket, address: object) -> None:
+        # Handle a new connection, which occupies a slot until it ends. Without a free slot, close it.
         has_slot = slots.acquire(blocking=False)
         try:
             if not has_slot:
@@ -171,6 +177,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
     """Return a client's request as an observation, with upright images and the state split into its parts. Raises
     `PolicyError` if a field is missing, or has a type or size that the policy does not accept.
     """
+    # `wants` lists the policy's cameras and image size. The order of cameras is that of the keys in `IMAGES`.
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
         raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="Send position [3], axis-angle [3], gripper.")
@@ -178,23 +185,26 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
     if not isinstance(prompt, str):
         raise PolicyError(f"{_PROMPT!r} is missing, or not text", remedy="Send the instruction as text.")
     images = {camera: _parse_image(request, key, wants) for key, camera in zip(IMAGES, wants.cameras, strict=False)}
+    # The state's numbers: position [0:3], axis-angle [3:6], finger joints [6:].
     return Observation(prompt, state[:3], to_quaternion(state[3:6]), state[6:], images)
 
 
 def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the quaternion wxyz [4] of a rotation vector [3]. The vector's length, in rad, may exceed 2π."""
-    return np.roll(Rotation.from_rotvec(axis_angle).as_quat(), 1)
+    return np.roll(Rotation.from_rotvec(axis_angle).as_quat(), 1)  # SciPy returns xyzw
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
+    # Return a request's image, upright [H, W, 3]; raise `PolicyError` if its type or size does not fit `wants`.
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"Pass --policy-arg image_size=N to safevla's client, or send uint8 of shape {[*wants.image_size, 3]}."
         raise PolicyError(f"{key!r} is {image.dtype} of the shape {list(image.shape)}", remedy=remedy)
-    return cast("NDArray[np.uint8]", image[:, ::-1])  # requests contain mirrored images
+    return cast("NDArray[np.uint8]", image[:, ::-1])  # requests contain images mirrored left to right
 
 
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
+    # Return a request's array; raise `PolicyError` unless it has `ndim` axes and NumPy's kind of dtype, `f` or `u`.
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         problem = f"{key!r} is missing, or is not an array of the right type and dimension"
@@ -204,15 +214,17 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
 
 def _respond_early(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
     # Answer a health check, or a request without the key, by HTTP. Return None for a valid websocket request.
-    if request.path == "/healthz":
+    if request.path == "/healthz":  # answered even without a key
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")
+    # Compare in constant time, so that the duration does not reveal the key.
     if key and not hmac.compare_digest(credentials.encode(), f"Api-Key {key}".encode()):
         return connection.respond(HTTPStatus.UNAUTHORIZED, "a key is required: Authorization: Api-Key ...\n")
     return None  # the handshake continues
 
 
 def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> None:
+    # Greet a client, and serve one episode. An error is sent as text, as in openpi's protocol.
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -227,17 +239,19 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    # Answer each request with a chunk of actions, until the client is silent. The first request borrows a policy.
+    # Answer each request with a chunk of actions, until the client is silent.
+    # A policy is reserved only after the first request, so that clients without a request occupy none.
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
     with served.borrow_policy() as policy:
+        # A client sends only the task's instruction, so the other fields of the task are placeholders.
         policy.reset(replace(_TASK, instruction=observation.instruction), served.seed)
         while observation is not None:
             start_s = time.perf_counter()
             chunk = [policy.act(observation)]
             if isinstance(policy, interface.ChunkingPolicy):
-                chunk += policy.take_rest()
+                chunk += policy.take_rest()  # the other actions that the policy has already computed
             spent_ms = 1000 * (time.perf_counter() - start_s)
             try:
                 reply: dict[str, object] = {"actions": to_real_numbers(chunk)}
@@ -253,7 +267,7 @@ def _receive_observation(connection: ServerConnection, wants: Wants) -> Observat
         frame = connection.recv(SILENT_S)
     except TimeoutError:
         return None  # ends the episode of a silent client
-    request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None
+    request = OPENPI.unpack(frame) if isinstance(frame, bytes) else None  # a text frame is not a request
     if not isinstance(request, dict):
         raise PolicyError("the request is not a map", remedy="Send an observation, like openpi's clients.")
     return parse_observation(request, wants)

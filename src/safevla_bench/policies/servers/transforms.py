@@ -33,6 +33,7 @@ PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
     """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` if it is missing."""
+    # A picture that already has the size is not resized. A protocol that never resizes has a method not in `RESIZERS`.
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -49,6 +50,7 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
     """
     height, width = size
     ratio = max(picture.height / height, picture.width / width)
+    # Rounding down, here and below, is as in openpi.
     inner_height, inner_width = int(picture.height / ratio), int(picture.width / ratio)
     scaled = picture.resize((inner_width, inner_height), PillowImage.Resampling.BILINEAR)
     padded = PillowImage.new("RGB", (width, height))
@@ -62,6 +64,7 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
     """
     image = np.asarray(picture)
     height, width = image.shape[:2]
+    # The filter is separable: first resize all columns of pixels to the new height, then all rows to the new width.
     resized_rows = _lanczos_weights(height, size[0]) @ image.reshape(height, -1).astype(np.float64)
     # Each row [width * 3] becomes a matrix [width, 3], so that the second product resizes the columns.
     return _to_uint8(np.rint(_lanczos_weights(width, size[1]) @ resized_rows.reshape(size[0], width, -1)))
@@ -71,9 +74,10 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
 def _lanczos_weights(length: int, size: int) -> Floats:
     # Return weights [size, length]: the weight of each of `length` old pixels in each of `size` new pixels.
     scale = length / size
-    centers = (np.arange(size) + 0.5) * scale
+    centers = (np.arange(size) + 0.5) * scale  # of the new pixels, in units of old pixels
     # distances between the centers of new and old pixels, [size, length], in units of the filter's width
     distances = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
+    # Lanczos' kernel: a sinc, multiplied by a wider sinc as a window.
     weights = np.where(np.abs(distances) < _LOBES, np.sinc(distances) * np.sinc(distances / _LOBES), 0.0)
     normalized: Floats = weights / weights.sum(axis=1, keepdims=True)
     normalized.flags.writeable = False  # the cache returns the same array to all callers
@@ -85,6 +89,7 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     weights in multiples of 1/2048. If the picture shrinks, this equals the crop and `cv2.resize` in starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
+    # Integers replace fractions, as in OpenCV, so that all digits are equal.
     height, width = round(picture.height * 2 / 3), round(picture.width * 2 / 3)
     top_px, left_px = (picture.height - height) // 2, (picture.width - width) // 2
     middle = np.asarray(picture)[top_px : top_px + height, left_px : left_px + width].astype(np.int64)
@@ -98,7 +103,9 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def _linear_weights(length: int, size: int) -> tuple[Ints, Ints, Ints, Ints]:
-    # Return the indices of the two old pixels next to each new pixel, and their weights in multiples of 1/2048.
+    # Return four arrays [size], with the indices and weights for resizing an axis of `length` pixels.
+    # They are: index of the old pixel before each new pixel's center, index after, weight before, weight after.
+    # Weights are multiples of 1/2048.
     positions = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     lower = np.floor(positions).astype(np.int64)
     fraction = positions - lower.astype(np.float32)
@@ -113,9 +120,11 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
     """
     image = np.asarray(picture)
     if image.shape[:2] == (2 * size[0], 2 * size[1]):
+        # Split the image into blocks of 2 x 2 pixels.
         blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
         return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)  # a quarter of the sum; `+ 2` rounds it
     values = np.moveaxis(image, 1, 0).astype(np.float32)  # first shrink the columns, then the rows
+    # `_add_areas` resizes the first axis, so the axes are exchanged before and after each call.
     for length, new_length in ((image.shape[1], size[1]), (image.shape[0], size[0])):
         values = np.moveaxis(_add_areas(values, length / new_length, new_length), 0, 1)
     return _to_uint8(np.rint(np.moveaxis(values, 0, 1)))
@@ -123,11 +132,12 @@ def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
 
 def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
     """Resample rows [length, ...] to rows [size, ...] by area. Rows are added in order, as in OpenCV."""
+    # `scale` is the number of old rows that one new row covers.
     sums = np.zeros((size, *values.shape[1:]), np.float32)
     for index in range(size):
         # The new row covers the old rows from `low` to `high`, two real numbers. OpenCV ignores overlaps up to 1e-3.
         low, high = index * scale, min((index + 1) * scale, len(values))
-        covered = min(scale, len(values) - low)
+        covered = min(scale, len(values) - low)  # less than `scale` only at the end, by rounding
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
             overlap = min(row + 1, high) - max(row, low)
             if overlap > 1e-3:
@@ -139,7 +149,7 @@ def crop_center(image: Image, area: float) -> Image:
     """Crop the image to the fraction `area` of its area, and enlarge the crop to full size by bilinear interpolation.
     Equals OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
-    side = math.sqrt(area)
+    side = math.sqrt(area)  # as a fraction of the image's side
     scaled = image.astype(np.float64) / 255.0
     for axis in (0, 1):
         scaled = _stretch_axis(scaled, axis, (1 - side) / 2, (1 + side) / 2)
@@ -147,9 +157,11 @@ def crop_center(image: Image, area: float) -> Image:
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    # Stretch the part of an axis between the fractions `low` and `high` to the whole axis, by linear interpolation.
+    # Return an image of the same size, whose axis shows only the part between the fractions `low` and `high`.
+    # The part is enlarged by linear interpolation.
     last = image.shape[axis] - 1
     positions = np.linspace(low, high, last + 1) * last
+    # Indices of the old pixel before each new pixel. At most `last - 1`, so that a next pixel exists.
     below = np.clip(np.floor(positions).astype(np.int64), 0, last - 1)
     # `image` is [H, W, 3], and `fraction` is the same along all axes except `axis`.
     fraction = np.expand_dims(positions - below, (1, 2) if axis == 0 else (0, 2))
@@ -159,6 +171,7 @@ def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
 
 def pass_through_jpeg(picture: Picture) -> Picture:
     """Encode a picture as a JPEG of quality 95, like OpenVLA's and Cosmos Policy's training images, and decode it."""
+    # The loss of detail is intended: the models were trained with such images.
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=JPEG_QUALITY)
     return PillowImage.open(buffer).convert("RGB")
@@ -170,7 +183,7 @@ def flip_image(image: T, how: str) -> T:
     for LIBERO's policies, makes it upright and mirrored left to right. Returns a copy.
     """
     turned = image[FLIPS[how]]
-    if turned.ndim == 2:
+    if turned.ndim == 2:  # a depth array has no channels
         return cast("T", turned.copy())
     channels = [turned[:, :, channel] for channel in range(turned.shape[2])]
     return cast("T", np.dstack(channels))  # copying single channels is four times as fast as copying the whole array
@@ -182,7 +195,7 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
     """
     w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
     sine = math.sqrt(1.0 - w * w)
-    if math.isclose(sine, 0.0):
+    if math.isclose(sine, 0.0):  # as in robosuite: true only for exactly 0
         return np.zeros(3)
     return np.asarray(quat_wxyz[1:] * (2.0 * math.acos(w)) / sine, dtype=np.float64)
 
@@ -196,7 +209,7 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
     sine = np.sqrt(np.maximum(np.float32(1) - w * w, np.float32(0)))
-    if sine <= LEAST_SINE:
+    if sine <= LEAST_SINE:  # for tiny rotations, the axis is not defined
         return np.zeros(3)
     return np.asarray(quat[1:] / sine * (np.float32(2) * np.float32(math.acos(w))), dtype=np.float64)
 
@@ -205,6 +218,7 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] with switches, such as the gripper, converted to the host's values −1 and +1. `columns`
     maps a switch's column to a name in `SWITCHES`. Infinity and NaN stay unchanged, so that later checks can find them.
     """
+    # Models have different conventions, such as 0 and 1 for the gripper.
     converted = np.array(actions, dtype=np.float64)
     for column, conversion in columns.items():
         values = converted[:, column]
@@ -213,6 +227,7 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
 
 
 def _to_uint8(values: NDArray[Any]) -> Image:
+    # Return the values, clipped to the range of pixels, as uint8. Fractions are cut off, so callers round before.
     return np.asarray(np.clip(values, 0, 255).astype(np.uint8))
 
 
@@ -255,6 +270,7 @@ def state_part(name: str, observation: Observation) -> Floats:
     """Return one part of the state, [n], by its name: a key of `STATES`, or `extra/NAME` if host-specific.
     Raises `PolicyError` if the host does not provide this part.
     """
+    # A model's state is a concatenation of such parts.
     try:
         if name.startswith(EXTRA):
             return np.asarray(observation.extra[name.removeprefix(EXTRA)], np.float64)
@@ -265,14 +281,14 @@ def state_part(name: str, observation: Observation) -> Floats:
 
 
 def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
-    # Return the position [m] and the quaternion wxyz of the robot's base.
+    # Return the position [3] in m and the quaternion wxyz [4] of the robot's base in the world frame.
     if observation.base_pos_m is None or observation.base_quat_wxyz is None:
         raise KeyError("the robot has no base")  # `state_part` converts this error to a `PolicyError`
     return observation.base_pos_m, observation.base_quat_wxyz
 
 
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
-    # Return the end effector's position [m] and quaternion wxyz in the frame of the base.
+    # Return the end effector's position [3] in m and quaternion wxyz [4], with w >= 0, in the frame of the base.
     base_pos_m, base_quat_wxyz = _base_pose(observation)
     to_base_wxyz = base_quat_wxyz * [1, -1, -1, -1]  # the inverse rotation
     eef_quat_wxyz = _shortest_quaternion(_multiply_quaternions(to_base_wxyz, observation.eef_quat_wxyz))
@@ -290,23 +306,28 @@ _HAND_TO_SITE_WXYZ = np.array([_HALF_ROOT, 0.0, 0.0, -_HALF_ROOT])
 
 
 def _round_to_single(array: Floats) -> Floats:
+    # Return the numbers rounded to single precision, as the projects compute them, but with the dtype float64.
     return array.astype(np.float32).astype(np.float64)
 
 
 def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
+    # Return the rotation axis times the angle, [3] rad, with an angle of at most pi, rounded to single precision.
     return _round_to_single(to_axis_angle(_shortest_quaternion(quat_wxyz)))
 
 
 def _controller_rotation(observation: Observation) -> Floats:
     """Return the rotation [3, 3] of the controller's pose or, if the host does not provide it, of the grip site."""
+    # The grip site's orientation follows from the hand's by a fixed rotation.
     rotation = observation.extra.get(CONTROLLER_ROTATION)
     if rotation is not None:
         return rotation.reshape(3, 3).astype(np.float64)
     site_quat = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
+    # The columns of a rotation matrix are the rotated unit vectors.
     return np.column_stack([_rotate_vector(site_quat, axis) for axis in np.eye(3)])
 
 
 def _rotate_vector(quat_wxyz: Floats, vector: Floats) -> Floats:
+    # Return the vector [3], rotated by a unit quaternion: the vector part of q (0, v) q*, where q* is the conjugate.
     half_product = _multiply_quaternions(quat_wxyz, np.concatenate([[0.0], vector]))
     return _multiply_quaternions(half_product, quat_wxyz * [1, -1, -1, -1])[1:]
 
@@ -317,6 +338,7 @@ def read_ee6d(rows: Floats) -> Floats:
     precision. They equal `ClientModel.step` of X-VLA 6bc2513 evaluation/libero/libero_client.py, except for the last
     digits of the angle: X-VLA computes quaternions from eigenvectors in single precision.
     """
+    # Columns of a row: position [0:3], first two columns of the rotation matrix [3:6] and [6:9], gripper [9].
     x_axes = _normalize_rows(rows[:, 3:6])
     # Subtract the second column's projection onto the first axis, so that the axes are perpendicular.
     y_axes = _normalize_rows(rows[:, 6:9] - (x_axes * rows[:, 6:9]).sum(axis=1, keepdims=True) * x_axes)
@@ -328,7 +350,7 @@ def read_ee6d(rows: Floats) -> Floats:
 
 def read_poses(rows: Floats) -> Floats:
     """Convert poses with quaternions wxyz, [H, 7], to poses with axis-angles, [H, 6] rad; zero quaternions give NaN."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # 0 / 0 gives NaN without a warning
         quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
     return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
 
@@ -337,6 +359,7 @@ def read_euler(rows: Floats) -> Floats:
     """Convert rows with Euler angles about the fixed axes x, y, z to actions [H, 7] (position, axis-angle in rad,
     gripper). The axis-angle is the axis times the angle (0 to 2π), as `transforms3d.euler.euler2axangle` gives them.
     """
+    # Columns of a row: position [0:3], Euler angles in rad [3:6], gripper [6:].
     cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
     axes, axis_angles = np.eye(3), []
     for cosine, sine in zip(cosines, sines, strict=True):
@@ -356,10 +379,10 @@ def average_predictions(replies: Sequence[Floats]) -> Floats:
     newest one. Equals starVLA's `AdaptiveEnsembler.ensemble_action` (0ed0aad
     examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py).
     """
-    ages = range(len(replies) - 1, -1, -1)
+    ages = range(len(replies) - 1, -1, -1)  # how many steps ago each reply was given; 0 for the newest
     # Row k of a reply predicts the action for the step that is k steps after the reply.
     predictions = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
-    lengths = np.linalg.norm(predictions, axis=1)
+    lengths = np.linalg.norm(predictions, axis=1)  # for the cosines; the last prediction is the newest
     # The addition of 1e-7 avoids a division by zero, as in starVLA.
     weights = np.exp(ENSEMBLE_ALPHA * (predictions @ predictions[-1]) / (lengths * lengths[-1] + 1e-7))
     mean: Floats = (weights / weights.sum()) @ predictions
@@ -367,6 +390,7 @@ def average_predictions(replies: Sequence[Floats]) -> Floats:
 
 
 def _normalize_rows(rows: Floats) -> Floats:
+    # Return the rows, [N, 3], with a length of almost 1; zeros stay zeros.
     return np.asarray(rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6))  # X-VLA adds 1e-6, too
 
 
@@ -387,7 +411,9 @@ def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
     m = m.astype(np.float64)
     # i is the axis with the largest diagonal element; j and k are the next axes in the cycle x, y, z.
     i, j, k = np.roll([0, 1, 2], -int(np.argmax(np.diag(m))))
+    # Four times w times the vector part.
     differences = (m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1])
+    # Divide by a large component, for accuracy: w if the trace is positive, else component i of the vector part.
     if np.trace(m) > 0:
         scale = 2 * math.sqrt(np.trace(m) + 1)
         return np.array([scale * scale / 4, *differences]) / scale
@@ -399,6 +425,7 @@ def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
 
 def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     # Return the Hamilton product of two quaternions wxyz: the rotation q, followed by p.
+    # `w` is the product's scalar part, and `v` its vector part.
     w, v = p[0] * q[0] - p[1:] @ q[1:], p[0] * q[1:] + q[0] * p[1:] + np.cross(p[1:], q[1:])
     return np.concatenate([[w], v])
 

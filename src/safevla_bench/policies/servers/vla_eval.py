@@ -43,22 +43,26 @@ class VlaEvalModel(openpi.WebsocketModel):
     kind = "vla-eval"
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
+        # The argument `images` is the format in which images are sent: `raw` (default) or `png`.
         super().__init__(endpoint, dialect, arguments)
-        self._base_dialect = dialect
+        self._base_dialect = dialect  # a server's greeting changes `dialect`
         self._is_dialect_chosen = "dialect" in arguments
         images = arguments.get("images", next(iter(CODECS)))
         if images not in CODECS:
             raise PolicyError(f"images={images} is not an image format", remedy=f"Write images={' or '.join(CODECS)}.")
         self.codec = CODECS[images]
-        self._seq = 0
-        self._is_playing = False
+        self._seq = 0  # number of the last message; a server's answer repeats it
+        self._is_playing = False  # whether an episode has begun on the current connection
 
     def begin(self, task: Task, seed: int) -> None:
+        # Connect, and begin an episode of the task. The policy's `seed` is not sent.
         super().begin(task, seed)
         self._send_message("episode_start", {"task": describe_task(task)})
         self._is_playing = True
 
     def _greet(self) -> None:
+        # Exchange greetings, adapt the dialect to the server's requirements, and set `greeting` and `env_seed`.
+        # Raise `PolicyError` if the dialect cannot fulfill the requirements.
         self._seq = 0
         hello = {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
         greeting = self._receive_answer(self._send_message("hello", hello), "hello")
@@ -68,9 +72,11 @@ class VlaEvalModel(openpi.WebsocketModel):
         check_requirements(params, _get_map(greeting, "action_spec"), dialect, chosen=self._is_dialect_chosen)
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
-        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None  # a Boolean is not a seed
+        # The seed that the server requests for the simulator; other values, such as a Boolean, are ignored.
+        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None
 
     def query(self, observation: Observation) -> Reply:
+        # Return the server's reply to an observation; it contains the actions.
         seq = self._send_message("observation", self.dialect.build_request(observation))
         return self._receive_answer(seq, "action")
 
@@ -90,6 +96,7 @@ class VlaEvalModel(openpi.WebsocketModel):
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
         # Return the payload of the next message, which must be of the type `kind` and answer the message `seq`.
+        # Raise `PolicyError` for a server's error or an invalid message, and `ServerLostError` for another answer.
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
@@ -110,7 +117,7 @@ def describe_task(task: Task) -> dict[str, object]:
     """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
-    if task.instruction in SIMPLER_TASKS:
+    if task.instruction in SIMPLER_TASKS:  # maps instructions of SimplerEnv's tasks to the tasks' names
         return dict.fromkeys(("name", "task_name"), SIMPLER_TASKS[task.instruction])
     return {"name": task.instruction, "suite": task.benchmark.replace("-", "_"), "task_id": task.index}
 
@@ -119,8 +126,10 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     """Return the dialect with the entries, the rotation and the kind of action that `params` requests. Its `wants` are
     adapted, too. If an entry's `asked` names a parameter that `params` does not set, the entry is omitted.
     """
+    # `params` are the server's `observation_params`, such as `send_wrist_image`; {} if the server sends none.
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):  # the sign of quaternions stays, so angles may exceed pi
+        # Replace the part of the state whose angle is at most pi by one that keeps the sign.
         states = [tuple(_SINGLE if name == _SHORTEST else name for name in field.state) for field in fields]
         fields = tuple(structs.replace(field, state=state) for field, state in zip(fields, states, strict=True))
     cameras = tuple(field.camera for field in fields if field.camera)
@@ -134,14 +143,16 @@ def check_requirements(
     """Raise `PolicyError` if the dialect, adapted to `params`, lacks entries that the server requests, or if its
     positions or gripper differ from `action_spec`. The gripper of a dialect that the user has `chosen` is not checked.
     """
+    # `params` and `action_spec` come from the server's greeting; they are {} if the server does not send them.
     conversion = dialect.switches.get(6, "raw")  # column 6 of an action is the gripper
     gripper = _get_map(action_spec, "gripper").get("format", "raw")
     position = _get_map(action_spec, "position").get("format")
     sends_state, sends_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
-    mode = str(params.get("control_mode"))[:60]
+    mode = str(params.get("control_mode"))[:60]  # an untrusted value, shortened for the message
     is_position_wrong = position == "absolute_xyz" and not dialect.wants.absolute
     # Conversions that are not in `GRIPPERS` fit every format.
     is_gripper_wrong = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
+    # Maps each possible problem to whether the server has it.
     problems = {
         "asks for send_state, but no state is sent": params.get("send_state") and not sends_state,
         "asks for send_wrist_image, but no wrist image is sent": params.get("send_wrist_image") and not sends_wrist,

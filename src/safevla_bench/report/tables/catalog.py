@@ -34,6 +34,7 @@ PHASED = "Composite tasks are judged phase by phase, unlike in the paper: compar
 
 def describe_reading(ruleset: Ruleset) -> list[str]:
     """Return a list with a sentence on the applicability setting; [] if the setting is the paper's."""
+    # `off`: tags of tasks are ignored; `phased`: composite tasks are judged phase by phase; the paper has `on`.
     return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
@@ -51,10 +52,12 @@ class TableInputs:
 
     @property
     def registry(self) -> Registry:
+        # The suites and their tasks, with the tags that decide which specifications apply.
         return self.ruleset.registry
 
     @cached_property
     def cells(self) -> list[metrics.Summary]:
+        # One summary per cell (policy × suite), in order of first appearance; [] if there are no scores.
         return metrics.cells(self.scores) if self.scores is not None else []
 
     @property
@@ -65,6 +68,7 @@ class TableInputs:
     @property
     def is_ablation(self) -> bool:
         """Return whether there are scores that were judged with applicability off."""
+        # Without tags, every specification is judged in every task, which the paper does not do.
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
@@ -88,12 +92,14 @@ class TableInputs:
             is_on_host = host is None or (benchmark is not None and benchmark.host == host)
             if self.roster.is_auxiliary(cell) or not is_on_host:
                 continue
+            # The title of the group: the host's title for the paper's suites, else the suite's own name.
             title = cell_tables.suite_group(self.registry, cell.suite)
             if benchmark and benchmark.same_tasks_as:
                 # Two suites with the same tasks count as one suite.
                 cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
             cells_by_title.setdefault(title, []).append(cell)
         for title, group in cells_by_title.items():
+            # Suites with the same tasks were renamed above, so a policy may now have two cells for one suite.
             _require_distinct(group)
             yield title, group
         if auxiliary and host is None and self.auxiliary_cells:
@@ -101,6 +107,8 @@ class TableInputs:
 
 
 def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
+    # Raise `RunError` if a policy has two cells for one suite.
+    # `suite_groups` gives suites with the same tasks one name, so the two cells come from two names of a suite.
     counts = Counter((cell.policy, cell.suite) for cell in cells)
     for (policy, suite), count in counts.items():
         if count > 1:
@@ -113,12 +121,15 @@ Builder = Callable[[TableInputs, str | None], Built]  # the second argument is t
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of SR, Safety and SBU, its cells) for each group of suites on this host (None = all hosts).
     for title, cells in inputs.suite_groups(host):
         shown = inputs.with_published(cells)
+        # `order` has the suites in the order of their columns.
         yield cell_tables.suite_table(shown, inputs.roster, title, order=list(inputs.registry.benchmarks)), shown
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of violation rates, its cells) for each group of suites on this host (None = all hosts).
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
         # Published cells without printed violations have no row in the table, but the table keeps their warnings.
@@ -127,49 +138,63 @@ def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of what unsafe successes violate, its cells) for each group of suites; host None = all hosts.
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         yield cell_tables.composition_table(cells, inputs.roster, title), cells
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table, its cells), or nothing if no run is auxiliary. `host` is not used; all builders have it.
     if inputs.auxiliary_cells:
         shown = inputs.with_published(inputs.auxiliary_cells)
         yield cell_tables.auxiliary_table(shown, inputs.roster), shown
 
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of VSI and P[U|S], its cells), or nothing without cells. `host` is not used; all builders have it.
     if inputs.cells:
         yield cell_tables.severity_table(inputs.cells, inputs.roster), inputs.cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of rates by task, its cells), or nothing without scores. `host` is not used; all builders have it.
     if inputs.scores is not None and inputs.cells:
         yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of the specifications that apply to each task, all cells). `host` is not used; all builders have it.
+    # The tasks are those of the scores; without scores, all tasks in the registry.
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
         tasks = sorted(judged, key=lambda task: (task[0], len(task[1]), task[1]))  # task_9 comes before task_10
+    # An ablation ignores the tags that decide which specifications apply, so the table would be wrong.
     if tasks and not inputs.is_ablation:
         yield active_spec_table(tasks, inputs.ruleset), inputs.cells
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of violations with and without tags of tasks, all cells), or nothing if records are missing.
+    # `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
+        # Judge the same records once more, without tags.
         untagged = score_chunks(records.read_chunks(), replace(inputs.ruleset, applicability="off"))
         yield applicability_table(scores, untagged, inputs.ruleset), inputs.cells
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of the time in violation, all cells), or nothing if scores or records are missing.
+    # `host` is not used; all builders have it.
     if inputs.scores and inputs.records:
         exposures = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
         yield explain.exposure_table(exposure.summarize_exposure(exposures, inputs.scores)), inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of the times of first violations, all cells), or nothing if data are missing.
+    # `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if not scores or not records:
         return
@@ -179,6 +204,8 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of bodies in violations, all cells), or nothing if data are missing or tags are ignored.
+    # `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         body_violations = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
@@ -186,6 +213,9 @@ def _body_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
+    # Yield (table of agreement with the simulator's labels, all cells), then a table of the episodes that differ.
+    # Yield nothing if no record has labels. `host` is not used; all builders have it.
+    # One dictionary per episode: name of a label -> its cost; {} if the episode has no label.
     labels = read_labels(inputs.records.read_chunks()) if inputs.records is not None else ()
     if inputs.scores is not None and any(labels):
         rows, differing = measure_agreement(labels, inputs.scores)
@@ -251,11 +281,13 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         built = [table_and_cells for kind in KINDS for table_and_cells in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
+    # Only verdicts depend on applicability, so a table without scores needs no sentence about it.
     reading_remarks = describe_reading(inputs.ruleset) if inputs.scores is not None else []
     tables = [
         replace(table, remarks=(*reading_remarks, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
+    # Published policies were requested, but no table shows one of their cells.
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "any suite"
         remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
@@ -278,6 +310,8 @@ def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tupl
 
 
 def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
+    # Return the tables of the kind `name` (a kind's name, or a number in the paper), each with its cells.
+    # A number selects the suites of one host; a name selects all hosts.
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)

@@ -44,12 +44,14 @@ LIBERO_TORQUE_NOTE = (
 
 def torque_note(cells: Iterable[Summary]) -> str:
     """Return the note on the joints that can exceed their limit on LIBERO; "" if no cell of LIBERO judges torques."""
+    # `active` is the number of the cell's episodes to which the specification applies.
     specs = (spec for cell in cells if (cell.suite or "").startswith("libero-") for spec in cell.specs)
     return LIBERO_TORQUE_NOTE if any(spec.spec_id == "joint_torque" and spec.active for spec in specs) else ""
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
     """Return the title of the suite's group: its host's title if the paper reports the suite, else the suite's name."""
+    # Suite None (the records name no suite) and each suite that is not registered are separate groups.
     benchmark = registry.benchmarks.get(suite or "")
     if benchmark is None or not benchmark.published:
         return suite or ""
@@ -62,8 +64,10 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
     """
     names_by_suite: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
+        # `published`: the paper reports results on the suite.
         is_main = benchmark.published and benchmark.name not in AUXILIARY_SUITES
         if is_main and suite_group(registry, benchmark.name) == title:
+            # Suites with the same tasks share one key: the suite that `same_tasks_as` names.
             names_by_suite.setdefault(benchmark.same_tasks_as or benchmark.name, set()).add(benchmark.name)
     return names_by_suite
 
@@ -80,11 +84,13 @@ class Roster:
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
         """Return whether a cell is auxiliary (by its policy or suite), and is therefore left out of means and marks."""
+        # `is_chosen`: a search chose the initial states of the suite, so its rates are not the benchmark's rates.
         suite = cell.suite or ""
         return columns.policy_name(cell) in self.auxiliary or suite in AUXILIARY_SUITES or is_chosen(suite)
 
     def check_names(self, scores: Scores) -> None:
         """Raise `RunError` if `training` or `auxiliary` names a policy without recorded or absent episodes."""
+        # Absent episodes were planned, but left no record.
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
@@ -92,21 +98,25 @@ class Roster:
                 raise RunError(f"no episode has the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:
+        # Return whether the policy sees simulator state that no real robot has. None = a policy without a name.
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
         """Return the policies whose values may be marked as the best: no published policy, and `noop` only if no other
         policy was measured. Privileged policies are included only if all measured policies but `noop` are privileged.
         """
-        all_policies = {policy for policy in policies if policy not in self.published}
-        acting = all_policies - {NOOP} or all_policies
+        measured_policies = {policy for policy in policies if policy not in self.published}
+        acting = measured_policies - {NOOP} or measured_policies  # an empty set falls back to `noop` alone
+        # If all are privileged, the set of the others is empty, and the privileged policies compete.
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
     def policy_column(self) -> Column:
+        # Return the column with the policy's name, for rows that are cells (one policy on one suite).
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
         """Return the cell that names a policy; its detail lists facts about the policy, such as `privileged state`."""
+        # Remark -> whether it is true of the policy.
         holds_by_remark = {
             "privileged state": self.is_privileged(policy),
             "does nothing": policy == NOOP,
@@ -117,6 +127,7 @@ class Roster:
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
         """Return a policy's kind of training (for this suite if the policy is published); a dash if it is unknown."""
+        # `training` comes from the user, and overrides what the paper prints. An unnamed policy (None) has the name ''.
         name = policy or ""
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
@@ -127,16 +138,21 @@ def headline_table(
     """Return the table of headline numbers, with a row per policy × suite, and a row for `aggregate` if a single policy
     has several rows. A row of a `privileged` policy says that the policy used state which no real robot has.
     """
+    # Policies are never pooled with each other, so `aggregate` (the summary of all episodes) needs a single policy.
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled_rows = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
     simulators = {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
 
     def policy_cell(cell: Summary) -> Cell:
+        # `privileged` are the policies that see simulator state which no real robot has.
+        # `pooled_rows` is empty, or has the summary of all episodes.
         if cell in pooled_rows:
             return Cell("All, pooled", emphasis="total")
         return Cell(columns.policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
     def suite_cell(cell: Summary) -> Cell:
+        # The pooled row has an empty suite; any other row without a suite has a dash.
+        # The detail says that stand-ins replaced the host's own assets.
         name = cell.suite or ("" if cell in pooled_rows else NO_VALUE)
         return Cell(name, detail=provenance_marks.STANDIN if cell.standin_assets else "")
 
@@ -161,17 +177,21 @@ def headline_table(
 
 
 def _clean_note(cells: Iterable[Summary]) -> str:
+    # Return a note on how unsafe a policy may be although no episode was unsafe; "" if no cell is all safe.
     # The note is about the smallest cell (policy × suite) in which all episodes are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
+    # Episodes with the same initial state (start) are not independent, so starts count if there are fewer.
     clean_counts = [rate.starts or rate.n for rate in rates if rate.count == rate.n]
     if not clean_counts:
         return ""
+    # A cell without `starts` has one episode per start, so the word is right for all cells.
     noun = " starts" if any(rate.starts for rate in rates) else ""
     return f"If no episode of {min(clean_counts)}{noun} was unsafe, {describe_clean_bound(min(clean_counts))}."
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
     """Return the table of P[U|S] (unsafe among successes), VSI and VSI|U (among unsafe episodes), a row per cell."""
+    # A cell is one policy on one suite. VSI is the mean depth (0 to 1) of the worst violation in each episode.
     return tabulate(
         "Unsafe successes and severity",
         cells,
@@ -193,6 +213,8 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     specification. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` if a
     cell lacks a specification of another cell. `title` is the title of the group of suites.
     """
+    # A cell is one policy on one suite.
+    # Specification -> its axis (kind of limit), which is the heading above its column.
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(
         f"Violation rates by specification{': ' if title else ''}{title}",
@@ -222,15 +244,18 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
 
 
 def _unsafe_cell(cell: Summary) -> Cell:
+    # Return the percentage of unsafe episodes; a dash with the reason if no episode has a verdict.
     if not has_verdict(cell):
         return Cell.dash(columns.why_no_safety(cell))
     return columns.rate_cell(cell.rates[SAFETY.key].complement, n=cell.n)
 
 
 def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
+    # Return the percentage of judged episodes that violate the specification; a dash if it decides no episode.
     spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return Cell.dash()
+    # Vacuous in an episode: the specification applies, but its condition never arose.
     return Cell.dash("vacuous") if spec.vacuous == spec.active else columns.rate_cell(spec.violations, n=cell.n)
 
 
@@ -239,9 +264,10 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     without a verdict in every episode has dashes. If `scored`, the table has the scored specifications. Otherwise, it
     has the diagnostics and alternate limits, which do not affect headline numbers.
     """
+    # `cell` summarizes one policy on one suite; the table has a row per specification.
 
     def judged_column(name: str, meaning: str, make_cell: Callable[[SpecSummary], Cell | int]) -> Column:
-        # Return a column that has a dash for each specification without a verdict.
+        # Return a column with `make_cell(spec)`, or a dash for a specification without a verdict.
         return Column(name, meaning, lambda spec: Cell.dash() if _why_unjudged(cell, spec) else make_cell(spec))
 
     method = columns.name_method(spec.violations for spec in cell.specs)
@@ -276,11 +302,14 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
 
 
 def _violated_cell(cell: Summary, spec: SpecSummary) -> Cell:
+    # Return `violated/judged` in numbers of episodes, marked as bad if any violates the specification.
+    # Without a verdict, return a dash with the reason.
     violated_count, why = spec.violations.count, _why_unjudged(cell, spec)
     return Cell.dash(why) if why else replace(Cell.fault(violated_count), text=f"{violated_count}/{spec.violations.n}")
 
 
 def _violated_of_active_cell(spec: SpecSummary) -> Cell:
+    # Return `violated/active` in numbers of episodes. A violation is only possible in an active episode.
     return Cell(f"{spec.violations.count}/{spec.violations_when_active.n}", spec.violations.count)
 
 
@@ -288,6 +317,7 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
     # Return why the specification has no verdict in any episode of the cell; "" if it has a verdict in some episode.
     if not spec.active:
         return "inactive" if spec.inactive else "no episode"
+    # The specification applies to some episodes, but its condition never arose in them.
     if spec.vacuous == spec.active:
         return "vacuous"
     return "" if spec.violations.n else columns.why_no_safety(cell)
@@ -295,8 +325,9 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
     """Return the table of the specifications that unsafe successes violate. The shares in a cell add up to 100 %. A
-    policy × suite without unsafe successes or verdicts has one row with dashes. `title` is as in `constraint_table`.
+    policy × suite without unsafe successes or verdicts has one row with dashes. `title` names the group of suites.
     """
+    # The columns, in the order of the cells in each row.
     heads = (
         *map(text_column, ("Policy", "Suite")),
         *map(Column, ("n", "Unsafe successes")),
@@ -312,23 +343,25 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
+    # Yield a row per violated specification, the most frequent first; a row with dashes if there is none.
+    # `unsafe_success` is the number of successful episodes that violate the specification.
     name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), columns.SUITE, columns.COUNT))
     if not has_verdict(cell):
-        yield (*name_cells, Cell.dash(columns.why_no_safety(cell)), *[Cell.dash()] * 4)
+        yield (*name_cells, Cell.dash(columns.why_no_safety(cell)), *[Cell.dash()] * 4)  # four more columns
         return
-    leading = (*name_cells, Cell.count(cell.success_unsafe), columns.rate_cell(cell.rates[SBU.key], n=cell.n))
+    common_cells = (*name_cells, Cell.count(cell.success_unsafe), columns.rate_cell(cell.rates[SBU.key], n=cell.n))
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
-    total = sum(spec.unsafe_success for spec in violated_specs)
+    violation_count = sum(spec.unsafe_success for spec in violated_specs)
     for spec in sorted(violated_specs, key=lambda spec: -spec.unsafe_success):
-        share = Fraction(100 * spec.unsafe_success, total)
+        share = Fraction(100 * spec.unsafe_success, violation_count)  # in percent
         yield (
-            *leading,
+            *common_cells,
             Cell(spec.spec_id),
             Cell.count(spec.unsafe_success),
             Cell(format_fixed(share, 0), float(share)),
         )
     if not violated_specs:
-        yield (*leading, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
+        yield (*common_cells, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
 
 
 # Tables with a row per policy, a column per suite, and a column for the mean over suites (paper Tables 4 to 6)
@@ -348,6 +381,7 @@ class ExactCell:
 
 def exact_value(number: Rate | Mean) -> Fraction | None:
     """Return the exact value of a proportion or a mean; None if there is no value."""
+    # Fractions have no rounding errors, so equal values are recognized as equal.
     if isinstance(number, Rate):
         return Fraction(number.count, number.n) if number.n else None
     return None if number.value is None else Fraction(number.value)
@@ -363,12 +397,14 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
         # For VSI, the paper prints some means over suites without the values of the suites.
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
         return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown_reasons[0]))
+    # A suite has a value only if it has a verdict, or an episode for metrics that need no verdict (SR).
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
     if len(judged) < len(suites):
         return ExactCell(Cell.dash(f"{len(judged)} of {len(suites)} suites"))
     numbers = [cell.number(metric) for cell in judged]
     exact_values = [value for value in map(exact_value, numbers) if value is not None]
     if not exact_values:
+        # No suite has a value; the first suite's cell says why.
         return ExactCell(Cell.dash(columns.metric_cell(metric, judged[0]).detail))
     value = sum(exact_values, Fraction(0)) / len(exact_values)
     cell = Cell(metric.format(value), float(metric.scale * value))
@@ -376,7 +412,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
         cell = replace(cell, detail=f"mean of {len(exact_values)} of {len(suites)} suites")
         return ExactCell(cell, value, competes=False)
     interval = _mean_interval(numbers)
-    if interval is not None:
+    if interval is not None:  # otherwise, the cell keeps the value without an interval
         cell = Cell.estimate(value, (interval.low, interval.high), metric.digits, metric.scale)
     return ExactCell(cell, value)
 
@@ -386,12 +422,14 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
     numbers are rates of independent episodes, the interval follows from their counts. Otherwise (means, or printed
     rates with several possible counts), the intervals of the numbers are combined (MOVER).
     """
+    # A rate whose interval differs from that of `Rate.of` has dependent episodes, or several possible counts.
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
         return mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates])
     estimates = [(number.value, Interval(*number.ci)) for number in numbers if number.value is not None and number.ci]
     if len(estimates) < len(numbers):
         return None
+    # All suites have equal weights.
     return combine_intervals(estimates, [1 / len(estimates)] * len(estimates))
 
 
@@ -400,10 +438,13 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     and VSI (paper Tables 4, 5). Auxiliary cells are left out. Suites that are not in `order` come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
+    # Distinct names; a cell without a suite gets a dash as its name.
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
     suite_names = sorted(suites, key=lambda suite: order.index(suite) if suite in order else len(order))
+    # Policy -> suite -> cell, and the policies whose values may be marked as the best of a column.
     policies = _cells_by_policy(main_cells)
     competing = roster.competing_policies(policies)
+    # For each metric: a column for each suite, then a column for the mean.
     value_columns = [
         column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, suite_names, competing)
     ]
@@ -429,6 +470,7 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         f"{over_starts}: MOVER.",
     ]
     notes = (columns.describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
+    # Measured policies that cannot be marked as the best, such as privileged policies.
     unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
     notes = (*notes, *_mark_notes(table.rows, unmarked), *columns.lost_notes(main_cells))
     return add_notes(table, *notes, dash=columns.DASH)
@@ -441,6 +483,8 @@ def _episode_range_cell(cells: Mapping[str, Summary]) -> Cell:
 
 
 def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iterator[str]:
+    # Yield a note on each kind of mark that these rows have.
+    # `unmarked` are the measured policies that are never marked as the best.
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
         yield f"Bold: the best value of a column{', without ' if unmarked else ''}{' and '.join(unmarked)}."
@@ -449,6 +493,7 @@ def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iter
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:
+    # Return policy -> suite -> cell, in order of first appearance. A missing suite name becomes a dash.
     by_policy: dict[str | None, dict[str, Summary]] = {}
     for cell in cells:
         by_policy.setdefault(cell.policy, {})[cell.suite or NO_VALUE] = cell
@@ -459,25 +504,28 @@ def _metric_block(
     metric: Metric, policies: Mapping[str | None, Cells], suite_names: Sequence[str], competing: set[str | None]
 ) -> list[Column]:
     # Return a column for each suite and, if there are several suites, a column for the mean over them.
+    # Rows are policies; only those in `competing` can be marked as the best of a column.
     headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
-    cells_by_policy = [
+    # For each column: policy -> its cell.
+    column_cells = [
         {policy: _exact_cell(metric, cells.get(name)) for policy, cells in policies.items()} for name in suite_names
     ]
     if len(suite_names) == 1:
         headings = [Column(metric.heading, metric.meaning)]
     else:
         headings.append(Column("mean", group=metric.heading, meaning="over suites"))
-        cells_by_policy.append({policy: suite_mean(metric, cells, suite_names) for policy, cells in policies.items()})
+        column_cells.append({policy: suite_mean(metric, cells, suite_names) for policy, cells in policies.items()})
     return [
         _mark_column(metric, heading, exact_cells, competing)
-        for heading, exact_cells in zip(headings, cells_by_policy, strict=True)
+        for heading, exact_cells in zip(headings, column_cells, strict=True)
     ]
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
+    # Return the cell of one policy on one suite with its exact value; None = the policy did not run the suite.
     if cell is None:
         return ExactCell(Cell.dash("not run"))
-    is_known = has_verdict(cell) or not metric.needs_verdict
+    is_known = has_verdict(cell) or not metric.needs_verdict  # SR needs no verdict on safety
     return ExactCell(columns.metric_cell(metric, cell), exact_value(cell.number(metric)) if is_known else None)
 
 
@@ -487,6 +535,7 @@ def _mark_column(
     """Return the column with marks: bold for the best value, a dagger for the largest SBU. Exact (unrounded) values
     decide. Cells are marked only if at least two competing values differ.
     """
+    # `heading` is the column without values. `exact_cells` and `competing` have policies, which are the table's rows.
     rivals = {policy: cell.exact for policy, cell in exact_cells.items() if policy in competing and cell.competes}
     exact_values = {policy: exact for policy, exact in rivals.items() if exact is not None}
     cells = {policy: exact_cell.cell for policy, exact_cell in exact_cells.items()}
@@ -503,6 +552,7 @@ def _mark_column(
 
 def _short_names(suite_names: Sequence[str]) -> dict[str, str]:
     # Return suite -> short name: without the part up to the first hyphen if this part is the same for all suites.
+    # For example, `libero-goal` and `libero-object` become `goal` and `object`.
     prefixes = {name.partition("-")[0] for name in suite_names}
     prefix_length = len(prefixes.pop()) + 1 if len(prefixes) == 1 and all("-" in name for name in suite_names) else 0
     return {name: name[prefix_length:] for name in suite_names}

@@ -29,9 +29,12 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 def describe_intervals(cells: Iterable[Summary]) -> str:
     """Return the note on intervals, including the methods for VSI and for means over initial states (starts)."""
     all_cells = list(cells)
+    # `bootstrap` is true if the interval of VSI is the percentile bootstrap that the paper uses.
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
+    # `starts` is the number of initial states if some of them have several episodes, else None.
     if any(rate.starts for cell in all_cells for rate in cell.rates.values()):
         note += OVER_STARTS
+    # `unknown_starts` is unset (false) if the initial states of all episodes are known.
     if unknown := sum(cell.unknown_starts or 0 for cell in all_cells):
         note += f" {count_noun(unknown, 'episode')} without an initial state: each episode counts as a separate start."
     return note
@@ -44,6 +47,7 @@ def name_method(rates: Iterable[Rate | Mean | Incidence]) -> str:
     if not any(are_over_starts):
         return "Wilson"
     over_starts = "for the mean over starts, Gaffke"
+    # Some rates may use Wilson's method and others Gaffke's; then the text names both.
     return over_starts if all(are_over_starts) else f"Wilson; if starts have several episodes, {over_starts}"
 
 
@@ -54,6 +58,7 @@ def describe_rates(rates: Iterable[Rate]) -> str:
 
 def format_count(row: Summary | TaskRates | Incidence) -> Cell:
     """Return n, followed by the number of initial states (starts) if this number is less than n."""
+    # The number of starts is None unless some start has several episodes; such episodes are not independent.
     if isinstance(row, Summary):
         starts = row.rates[SR.key].starts
     else:
@@ -78,18 +83,21 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
+    # The value in percent with one decimal. `of` (shown below the value) is None if the row's n says enough.
     return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, of=None if n in (None, rate.n) else rate.n)
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
-    """Return a mean with its interval; without a value, a dash with a reason as in `rate_cell`. If there are too few
-    episodes for an interval, the cell shows their number in its place. `n` is as in `rate_cell`.
+    """Return a mean with its interval; without a value, a dash with the reason `mean.unknown` or else `why_none`. If
+    too few episodes allow no interval, the cell shows their number. `n` is the row's number of episodes.
     """
+    # The cell shows `mean.n` only if it differs from `n`. `digits` is the number of decimals.
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
     cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n in (None, mean.n) else mean.n)
-    if mean.n == 1:
+    if mean.n == 1:  # an interval from a single value says nothing
         return replace(cell, detail="one episode", interval=None)
+    # VSI|U has an interval only from `LEAST_UNSAFE` episodes on.
     if mean.ci is None and mean.n < LEAST_UNSAFE:
         return replace(cell, detail=f"{mean.n} episodes")
     return cell
@@ -97,22 +105,26 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
 
 def number_cell(number: Rate | Mean, why_none: str = "", *, n: int | None = None) -> Cell:
     """Return the result of `rate_cell` for a rate, and the result of `mean_cell` for a mean."""
+    # `why_none` is the reason for a dash; `n` is the row's number of episodes (None = never show a different number).
     return rate_cell(number, why_none, n=n) if isinstance(number, Rate) else mean_cell(number, why_none, n=n)
 
 
 def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
     """Return a value of a metric in the metric's unit; for None, a dash and the reason `why_none`."""
+    # `value` is a share or a mean from 0 to 1. `detail` is the line below the value.
     return Cell.dash(why_none) if value is None else Cell(metric.format(value), float(metric.scale * value), detail)
 
 
 def format_points(share: float) -> str:
     """Return a difference of shares in percentage points as text, with a sign unless the difference rounds to 0."""
+    # A positive difference that rounds to 0 becomes `0.0`, not `+0.0`.
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text  # strip() gives "" for "0.0"
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` leaves nothing of "0.0"
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
     """Return an interval in the metric's unit; a dash for None."""
+    # `ends` are the low and high end in the metric's own scale, from 0 to 1 (differences: from -1 to 1).
     return NO_VALUE if ends is None else format_interval(*ends, metric.digits, metric.scale)
 
 
@@ -122,12 +134,13 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # The number of episodes that the metric should be over: the cell shows any other number.
-    # With None, the cell shows no number.
+    # `metric.given` says over which episodes a metric is defined. `n` is the number that readers expect for it:
+    # the number of successes, or of all episodes. The cell shows any other number; None = show no number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     number = cell.number(metric)
     if isinstance(number, Rate):
         return rate_cell(number, "no success" if cell.n else "no episode", n=n)
+    # A mean over unsafe episodes has no value if all judged episodes are safe.
     return mean_cell(number, "none unsafe" if cell.rates[SAFETY.key].count == cell.judged else "not known", n=n)
 
 
@@ -138,16 +151,19 @@ def metric_columns(metrics: Iterable[Metric]) -> tuple[Column, ...]:
 
 def why_no_safety(cell: Summary) -> str:
     """Return why a summary without judged episodes has no Safety: no verdict, or no episode at all."""
+    # `n` counts episodes that ran to their end; `unjudged` counts episodes with a record but without a verdict.
     return NO_VERDICT if cell.n or cell.unjudged else "no episode"
 
 
 def spec_amount(spec: SpecColumn, value: float | None) -> Cell:
     """Return a value in the unit of a specification; a dash for None."""
+    # The threshold decides whether lengths are in m or mm.
     return Cell.amount(value, spec.unit, spec.threshold)
 
 
 def limit_cell(spec: SpecColumn) -> Cell:
     """Return the cell with a specification's threshold, in the specification's unit."""
+    # Thresholds are round numbers, so they are written without trailing zeros.
     return Cell.amount(spec.threshold, spec.unit, spec.threshold, format_compact)
 
 
@@ -164,17 +180,21 @@ def lost_columns(
     """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict. A count
     is the sum of `crashed`, `stopped` or `unjudged` over the objects that `cells_of` returns for a row.
     """
+    # `cells` are all cells of the table. By default, each row is itself a cell (summary of a policy on a suite).
 
     def count(row: object, kind: str) -> Cell:
+        # `kind` is the name of an attribute with a number of episodes: `crashed`, `stopped` or `unjudged`.
         return Cell.fault(sum(int(getattr(cell, kind)) for cell in cells_of(row)))
 
     for kind, column in _LOST_COLUMNS.items():
+        # A column with only zeros is left out.
         if any(getattr(cell, kind) for cell in cells):
             yield replace(column, value=partial(count, kind=kind))
 
 
 def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
     """Yield the notes on lost episodes, with the reasons why episodes have no verdict."""
+    # Reason -> number of episodes without a verdict, over all cells.
     reasons: Counter[str] = Counter()
     for cell in cells:
         reasons.update(cell.no_verdict)
@@ -195,6 +215,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
 
 def drop_intervals(table: Table) -> Table:
     """Return the table without intervals and notes on them. Reasons for dashes and remarks on few episodes are kept."""
+    # A cell with an interval has the same interval as text in `detail`. Notes on intervals have known beginnings.
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -219,6 +240,7 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     for name in map(_plain_name, names):
         wanted += [k for k, column in enumerate(table.columns) if name in _column_names(column)]
     lost_counts = [k for k, column in enumerate(table.columns) if column in _LOST_COLUMNS.values()]
+    # `fromkeys` keeps the first of equal indices, so a column that is named twice appears once.
     return _keep_columns(table, list(dict.fromkeys([*leading, *wanted, *lost_counts])))
 
 
@@ -228,6 +250,7 @@ def drop_empty_columns(table: Table) -> Table:
     """
     kept_columns, removed_names = [], []
     for k, column in enumerate(table.columns):
+        # A table without rows keeps all columns.
         has_value = any(row[k].text not in ("", NO_VALUE) for row in table.rows)
         if k == 0 or has_value or not table.rows:
             kept_columns.append(k)
@@ -239,6 +262,7 @@ def drop_empty_columns(table: Table) -> Table:
 
 
 def _keep_columns(table: Table, column_indices: Sequence[int]) -> Table:
+    # Return the table with only the columns at these indices, in this order.
     rows = tuple(tuple(row[k] for k in column_indices) for row in table.rows)
     return replace(table, columns=tuple(table.columns[k] for k in column_indices), rows=rows)
 
@@ -249,8 +273,10 @@ def has_column(table: Table, name: str) -> bool:
 
 
 def _column_names(column: Column) -> set[str]:
+    # Return the names by which a user can select the column: its name, its group's name, and `GROUP NAME`.
     return {_plain_name(name) for name in (column.name, column.group, column.full) if name}
 
 
 def _plain_name(name: str) -> str:
+    # Return the name in lower case, without percent signs and extra spaces, so that users need not type them.
     return " ".join(name.lower().replace("%", "").split())

@@ -29,16 +29,20 @@ class _Row(NamedTuple):
 
     @property
     def metric(self) -> Metric:
+        # `compared` has only the key of its metric.
         return METRICS[self.compared.metric]
 
 
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, first policy minus second, with a row per suite, metric and pair of policies."""
-    has_several_pairs, adjusted_meaning = len(comparison.policies) > 2, "adjusted for the number of pairs"
+    # Three or more policies have several pairs. Only then, rows name their policies, and p-values are adjusted.
+    has_several_pairs = len(comparison.policies) > 2
+    adjusted_meaning = "adjusted for the number of pairs"
     letters = choose_letters(comparison.policies)
     difference_column, interval_column, by_task_column = difference_columns(format_level(comparison), letters)
     columns = (
         text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
+        # The mark distinguishes the one primary verdict from exploratory verdicts.
         text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
         text_column(letters[0], lambda row: row.result.first) if has_several_pairs else None,
         text_column(letters[1], lambda row: row.result.second) if has_several_pairs else None,
@@ -73,7 +77,8 @@ def difference_table(comparison: Comparison) -> Table:
 
 def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") -> tuple[Column, Column, Column]:
     """Return columns for a difference and its two intervals. Rows must have the attributes `metric` and `result`."""
-    # `level` is the confidence as text. `meaning` explains the column of the difference.
+    # `level` is the confidence as text, such as `95 %`. `letters` stand for the first and the second policy.
+    # `meaning` explains the column of the difference.
     same_tasks, other_tasks = "interval for the same tasks run again", "interval for other tasks like these"
     return (
         Column(" − ".join(letters), meaning, lambda row: value_cell(row.metric, row.result.difference)),
@@ -84,6 +89,7 @@ def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") 
 
 def format_difference_ends(result: Difference, metric: Metric) -> str:
     """Return as text the interval of a difference on these tasks. An open end at 0 becomes `above 0` or `below 0`."""
+    # `ci` is the interval for the same tasks run again; without it, the text is a dash.
     if result.ci is None or not result.excludes_zero or 0.0 not in result.ci:
         return format_ends(metric, result.ci)
     # A significant difference excludes 0, so an end that is exactly 0 lies outside the interval.
@@ -99,7 +105,7 @@ def format_p_value(value: float | None) -> str:
 
 
 def _list_rows(comparison: Comparison) -> list[_Row]:
-    # A scope is a suite, or all suites.
+    # Return a row per scope (a suite, or all suites pooled), metric and pair of policies.
     scoped_metrics = [(scope, compared) for scope in comparison.scopes for compared in scope.metrics]
     return [_Row(scope, compared, result) for scope, compared in scoped_metrics for result in compared.differences]
 
@@ -110,6 +116,7 @@ def format_level(comparison: Comparison) -> str:
 
 
 def _pvalue_cell(field: str, row: _Row) -> Cell:
+    # `field` is the name of the p-value in `row.result`; a dash if it is None.
     value = getattr(row.result, field)
     return Cell("<0.001", value) if value is not None and value < 0.001 else Cell.number(value, 3)
 
@@ -119,7 +126,7 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
     there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
     it is exploratory, since its metric is not `primary`.
     """
-    # The order of these conditions matters, because several of them may hold.
+    # The order of these conditions matters, because several of them may hold. `letters` stand for the two policies.
     if result.identical:
         return Cell("identical")
     if result.p_adjusted is None or result.difference is None:
@@ -128,10 +135,11 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
         return Cell("no verdict")
     if result.better is None or result.undecided:
         return Cell("undecided" if result.undecided else "no")
+    # `p_by_task` is None if there is only one task: then nothing is said about other tasks.
     scope_text = ""
     if result.p_by_task is not None and result.better_by_task is None:
         scope_text = "; undecided by task" if result.undecided_by_task else " on these tasks"
-    letter = letters[result.better == result.second]
+    letter = letters[1] if result.better == result.second else letters[0]
     return Cell(f"{letter} {metric.praise}{scope_text}{'' if primary else ', exploratory'}", emphasis="total")
 
 
@@ -141,12 +149,14 @@ def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
     >>> choose_letters(["careful", "hasty"]), choose_letters(["a", "b"]), choose_letters(["B", "a"])
     (('A', 'B'), ('A', 'B'), ('X', 'Y'))
     """
+    # A pair of letters also fits if the two policies have these names in this order.
     names = tuple(policy.upper() for policy in policies)
     letters = [pair for pair in (("A", "B"), ("X", "Y"), ("P", "Q")) if names == pair or {*names}.isdisjoint(pair)]
     return letters[0] if letters else ("first", "second")
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
+    # Yield the notes below the table of differences.
     yield "Clean is success without a violation. For paired policies, P[U|S] is over the pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     labels_by_test: dict[str, dict[str, None]] = {}  # a mapping to None keeps labels in order, without duplicates
@@ -158,6 +168,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         f"Tests: {test_names}; by task: exact sign-flip test on the differences of tasks. "
         "Differences of rates are in points."
     )
+    # Episodes are paired if both policies started from the same initial states.
     weights = "all initial states have equal weight" if comparison.paired else "all tasks have equal weight"
     yield f"Differences: {weights}; in results by task, the difference of each task is one observation."
     results = [row.result for row in rows]
@@ -175,9 +186,11 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
     """Yield sentences on each action filter: its changes, its cost, and the episodes that it saved or spoiled."""
+    # A filter changes actions before they are executed. Its episodes are compared with unfiltered ones.
     for effect in comparison.interventions:
         steps = effect.extra_steps
         cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."
+        # The last field is the sum of the norms of all changes. Its text begins with `changed 3 of 90 actions`.
         changes = ActionChanges(effect.actions, effect.changed, effect.mean_change * effect.changed)
         yield f"{effect.policy}: a filter {changes}.{cost}"
         for title, episodes in (("Violations gone", effect.saved), ("Successes lost", effect.spoiled)):
@@ -185,21 +198,22 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
+    # Yield the notes on which verdict is primary, on what makes a policy better, and on tests with too few tasks.
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     adjusted = " after adjustment for the number of pairs" if len(comparison.policies) > 2 else ""
     rows = _list_rows(comparison)
+    # A single other verdict needs no remark on the number of verdicts.
     exploratory_count = sum(not row.compared.primary for row in rows)
-    exploratory = (
-        f" The other {exploratory_count} verdicts are exploratory, and not adjusted for their number."
-        if exploratory_count > 1
-        else ""
-    )
+    exploratory = ""
+    if exploratory_count > 1:
+        exploratory = f" The other {exploratory_count} verdicts are exploratory, and not adjusted for their number."
     yield f"{PRIMARY} marks the primary verdict.{exploratory}"
     yield (
         f"A policy is better on these tasks if p is at most {level}{adjusted}. A policy is also better for tasks like "
         "these if p by task meets the same limit, and if the differences of tasks are symmetric. The number of "
         "episodes must be fixed in advance: repeated looks make wrong verdicts more likely, except with eval --until."
     )
+    # `tasks_needed` is None if there are enough tasks.
     tasks_needed = [row.result.tasks_needed for row in rows if row.result.tasks_needed]
     if tasks_needed:
         yield f"The test by task cannot show a difference with fewer than {max(tasks_needed)} tasks."
@@ -210,6 +224,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
 
 def describe_changes(report: ChangeReport) -> str:
     """Return as text the changes of suites that significantly affect SR or Safety, and the results of control runs."""
+    # The control is a second run of an unchanged suite: it shows how large differences are by chance alone.
     effects, control_effects = [], []
     for row in report.changes:
         results = [(metric, row.differences[metric.key]) for metric in MEASURED]
@@ -219,19 +234,19 @@ def describe_changes(report: ChangeReport) -> str:
             continue
         for metric, result in results:
             if result.excludes_zero:  # the effect is significant
+                # The verb has the direction, so the number is made positive.
                 verb, sign = ("raises", 1) if (result.difference or 0.0) > 0 else ("lowers", -1)
                 effects.append(f"{row.change} {verb} {metric.label} of {row.policy} by {_in_points(result, sign)}")
+    # An effect begins with the name of a change, so the first letter of the sentence is capitalized below.
     answer = f"{'; '.join(effects)}." if effects else "No change is shown to affect SR or Safety."
-    control_text = (
-        f"Controls (unchanged suites, run again): {'; '.join(control_effects)}."
-        if control_effects
-        else "There is no control: run the unchanged suite once more."
-    )
+    control_text = "There is no control: run the unchanged suite once more."
+    if control_effects:
+        control_text = f"Controls (unchanged suites, run again): {'; '.join(control_effects)}."
     return f"{answer[:1].upper()}{answer[1:]} {control_text}"
 
 
 def _in_points(result: Difference, sign: int = 1) -> str:
-    # Return as text the difference and its interval, both multiplied by `sign`.
+    # Return as text the difference and its interval, both multiplied by `sign`; -1 also swaps the interval's ends.
     if result.difference is None:
         return "not known"
     points = f"{format_fixed(100 * sign * result.difference, 1)} points"
@@ -247,6 +262,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         text_column("Policy", lambda row: row.policy),
         text_column("Changed", lambda row: row.change),
         text_column("Suites", lambda row: ", ".join(row.suites)),
+        # The number of pairs that have a value of the first metric.
         Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
         *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
         Column("Unknown", "pairs with an unknown value", lambda row: Cell.fault(row.unknown)),
@@ -258,6 +274,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         f"The joint confidence of all intervals on these tasks is {format_compact(100 * report.confidence)} %, because "
         f"the confidence of each interval is {format_compact(round(100 * report.each_confidence, 2))} % (Bonferroni)."
     )
+    # If simulators differ between the two runs, the difference is not only an effect of the change.
     mixture_notes = (
         f"For {row.change} of {row.policy}, not only suites but also simulators differ: {'; '.join(row.mixtures)}."
         for row in report.changes
@@ -268,6 +285,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 
 
 def _difference_cell(metric: Metric, row: Change) -> Cell:
+    # Return the effect on the metric with its interval; without a difference, a dash with the reason.
     result = row.differences[metric.key]
     if result.difference is None:
         return Cell.dash("no pair has values for both suites")

@@ -36,12 +36,13 @@ def describe_comparison(comparison: Comparison) -> str:
     """Return as text the result for the primary metric, with all suites pooled: on these tasks, and for tasks like
     these. If no metric is known over all suites, the result is for the first suite in which a metric is known.
     """
+    # All suites pooled (or the first suite with results), and its comparison in the leading metric (Safety if known).
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
     names = shorten_names(comparison.policies)
     differences = [_rename_policies(result, names) for result in compared.differences]
     metric = METRICS[compared.metric]
-    # If the sentences are not about SR itself, they also say how SR differs.
+    # If the sentences are not about SR itself, they also say how SR differs. `sr_metrics` has at most one item.
     sr_metrics = [row for row in scope.metrics if row.metric == SR.key and metric is not SR]
     sr_differences = [_rename_policies(result, names) for row in sr_metrics for result in row.differences]
     if len(differences) == 1:
@@ -50,7 +51,7 @@ def describe_comparison(comparison: Comparison) -> str:
         verdicts = _several_sentences(differences, sr_differences, metric, comparison)
     effects = [_describe_intervention(effect, names[effect.policy]) for effect in comparison.interventions]
     sentences = [*verdicts, *_caveats(differences, metric, comparison), *effects]
-    if not compared.primary:
+    if not compared.primary:  # the metric has no value over all suites
         sentences = [
             f"This result is only about {scope.suite}:",
             *sentences,
@@ -60,6 +61,8 @@ def describe_comparison(comparison: Comparison) -> str:
 
 
 def _describe_intervention(effect: Intervention, name: str) -> str:
+    # Describe an action filter's effect on the same episodes; `name` is the filtered policy's name in the text.
+    # `saved` and `spoiled` are the episodes that are unsafe, or succeed, only without the filter.
     made_text = f" ({effect.violations_made} new)" if effect.violations_made else ""
     gained_text = f" ({effect.successes_gained} gained)" if effect.successes_gained else ""
     return (
@@ -70,7 +73,8 @@ def _describe_intervention(effect: Intervention, name: str) -> str:
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
-    # Return all suites pooled (the last scope) if a metric is known for them, else the first suite with a known metric.
+    # Return the results to describe: all suites pooled (the last scope) if a metric is known, else the first suite.
+    # Suites without a known metric are skipped.
     known_scopes = [scope for scope in comparison.scopes if scope.metrics]
     return comparison.scopes[-1] if comparison.scopes[-1].metrics else known_scopes[0]
 
@@ -82,7 +86,8 @@ def _lead_metric(scope: SuiteComparison) -> MetricComparison:
 
 
 def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference:
-    # The two fields in `renamed` may be None, and then stay None.
+    # Return the difference with each policy replaced by `names[policy]`.
+    # If no policy is better, the fields in `renamed` are None, and `get` keeps None.
     renamed = {field: names.get(getattr(result, field)) for field in ("better", "better_by_task")}
     return replace(result, first=names[result.first], second=names[result.second], **renamed)
 
@@ -91,15 +96,18 @@ def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference
 
 
 def _pair_sentences(
-    result: Difference, success: Difference | None, metric: Metric, comparison: Comparison
+    result: Difference, sr_result: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
+    # Yield the verdict on two policies in one metric. `sr_result` is their difference in SR; None if `metric` is SR.
     describe_size = partial(_format_size, result, metric, comparison)
     subject = f"{metric.label} of {result.first} and {result.second}"
-    sr_clause = _success_clause(result, success, metric)
+    sr_clause = _success_clause(result, sr_result, metric)
     if result.difference is None or result.p_value is None:
+        # If there is no test, the field `test` has the reason after `none: `.
         yield f"{subject} cannot be compared: {result.test.removeprefix('none: ')}{sr_clause}."
         return
-    claim = f"{_claim(result, metric)} {_HERE}"
+    claim = f"{_format_claim(result, metric)} {_HERE}"
+    # Several of these conditions may hold, so their order matters.
     if result.identical:
         yield f"{subject} is the same in each of {_count_pairs(result, comparison)}{sr_clause}."
     elif result.no_verdict:
@@ -118,29 +126,32 @@ def _pair_sentences(
         )
 
 
-def _success_clause(result: Difference, success: Difference | None, metric: Metric) -> str:
+def _success_clause(result: Difference, sr_result: Difference | None, metric: Metric) -> str:
     """Return a clause on the difference in SR (policy that is better in `metric` minus the other policy) and its
     interval. The clause calls a policy more or less successful only if the comparison in SR has a verdict.
     """
-    if success is None or success.difference is None:
+    # `result` is the difference in `metric`, `sr_result` the difference in SR; "" if the latter is unknown.
+    if sr_result is None or sr_result.difference is None:
         return ""
-    # `name` is the policy that is better, or seems better, in `metric`.
-    sign, name = (1, success.first) if _is_first_better(result, metric) else (-1, success.second)
-    gain = sign * success.difference
+    # `name` is the policy that is better, or seems better, in `metric`. -1 makes the difference second minus first.
+    sign, name = (1, sr_result.first) if _is_first_better(result, metric) else (-1, sr_result.second)
+    gain = sign * sr_result.difference
     sr_text = f"SR {format_points(gain)} points"
-    if success.ci is not None:
-        low, high = sorted(sign * end for end in success.ci)
+    if sr_result.ci is not None:
+        low, high = sorted(sign * end for end in sr_result.ci)  # a negative sign swaps the ends
         sr_text += f" ({format_points(low)} to {format_points(high)})"
-    if not success.better:
+    if not sr_result.better:
         return f"; {sr_text} for {name}"
     return f"; {name} is {'more' if gain > 0 else 'less'} successful: {sr_text}"
 
 
 def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterator[str]:
-    # Say how many unknown values of the better policy may turn out bad without a change of the verdict.
+    # Yield how many unknown values of the better policy may turn out bad without a change of the verdict.
+    # `tipping` is this number; None if it was not computed, or if the verdict may change in any case.
     for result in results[:_MOST_NAMED]:
         if result.tipping is not None:
             better, worse = _better_and_worse(result, metric)
+            # With several pairs of policies, the sentence also names the other policy of the pair.
             than_worse = f" than {worse}" if len(results) > 1 else ""
             condition = "none of its episodes without a value counts against it"
             if result.tipping > 0:
@@ -152,7 +163,8 @@ def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterato
             )
 
 
-def _claim(result: Difference, metric: Metric) -> str:
+def _format_claim(result: Difference, metric: Metric) -> str:
+    # Return for example `A is safer than B`: the policy with the better value first, significant or not.
     better, worse = _better_and_worse(result, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
@@ -160,20 +172,23 @@ def _claim(result: Difference, metric: Metric) -> str:
 
 
 def _describe_doubt(results: Sequence[Difference]) -> str:
+    # Return why a verdict is undecided: crashed episodes and episodes without a verdict have no value.
     return f"{_count_unknown(results)} could change this verdict (see --allow-crashed)"
 
 
 def _count_unknown(results: Sequence[Difference]) -> str:
+    # Return for example `3 episodes without a value`; `up to` if the numbers of the pairs of policies differ.
     counts = [result.unknown for result in results]
     return f"{'up to ' if min(counts) < max(counts) else ''}{count_noun(max(counts), 'episode')} without a value"
 
 
 def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
-    span = _format_advantage(result.ci_by_task, result, metric)
-    interval = f" ({span})" if span else ""
+    # Yield the verdict for other tasks like these, and whether a single task decides the verdict on these tasks.
+    ends_text = _format_advantage(result.ci_by_task, result, metric)  # "" if there is no interval
+    interval = f" ({ends_text})" if ends_text else ""
     if result.tasks_needed:
         yield f"Not tested {_LIKE_THESE}: {result.tasks} tasks are too few; the test needs {result.tasks_needed}."
-    elif result.better_by_task:
+    elif result.better_by_task:  # the better policy is the same as on these tasks
         yield f"The same holds {_LIKE_THESE}, if the differences of tasks are symmetric{interval}."
     elif result.undecided_by_task:
         yield f"Undecided {_LIKE_THESE}{interval}: {_describe_doubt([result])}."
@@ -184,10 +199,12 @@ def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
 
 
 def _better_and_worse(result: Difference, metric: Metric) -> tuple[str, str]:
+    # Return the policies with the better and the worse value. Of two equal values, the first policy's counts as better.
     return (result.first, result.second) if _is_first_better(result, metric) else (result.second, result.first)
 
 
 def _is_first_better(result: Difference, metric: Metric) -> bool:
+    # Return whether the first policy's value is better, significantly or not. True if values are equal or unknown.
     difference = result.difference or 0.0
     return difference >= 0 if metric.better == "high" else difference <= 0
 
@@ -199,10 +216,11 @@ def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, 
     amount = f"{metric.format(abs(result.difference or 0.0))}{' points' if metric.unit else ''}"
     interval = _format_advantage(result.ci, result, metric)
     interval_text = f", {interval}" if interval else ""
-    if result.only_first is None or result.only_second is None or result.pairs is None:
+    if result.only_first is None or result.only_second is None or result.pairs is None:  # no counts of pairs
         for_policy = f" for {better}" if is_open and result.difference else ""
         return f"{amount}{for_policy}{interval_text}"
-    # Numbers of pairs in which only one policy has the outcome. An undesired outcome favors the other policy.
+    # Numbers of pairs in which only one policy has the metric's outcome, such as success.
+    # They are swapped if exactly one is true: the second policy is better, or the outcome is undesired.
     for_better, for_worse = result.only_first, result.only_second
     if _is_first_better(result, metric) != (metric.better == "high"):
         for_better, for_worse = for_worse, for_better
@@ -212,6 +230,7 @@ def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, 
 
 
 def _count_pairs(result: Difference, comparison: Comparison) -> str:
+    # Return the number of pairs as text. Across seeds, a pair is an initial state with the means over its episodes.
     return count_noun(result.pairs or 0, "initial state" if comparison.across_seeds else "pair")
 
 
@@ -225,6 +244,7 @@ def _format_advantage(
         return ""
     better, worse = _better_and_worse(result, metric)
     # An advantage of the better policy is positive, so the interval of a negative difference is mirrored.
+    # `==` holds if the difference is positive: the first policy is better and high values are good, or neither.
     advantage = ends if _is_first_better(result, metric) == (metric.better == "high") else (-ends[1], -ends[0])
     texts = [metric.format(abs(end)) for end in advantage]
     if advantage[0] == 0 and result.excludes_zero and ends == result.ci:  # an open end, as in `format_difference_ends`
@@ -241,7 +261,10 @@ def _format_advantage(
 def _several_sentences(
     results: Sequence[Difference], sr_differences: Sequence[Difference], metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
+    # Yield the verdicts on three or more policies. `results` has a difference for each pair of policies.
+    # `sr_differences` has the pairs' differences in SR; [] if `metric` is SR.
     sr_by_pair = {(result.first, result.second): result for result in sr_differences}
+    # Pairs with a significant difference on these tasks.
     established = [result for result in results if result.better]
     if not established:
         yield f"Of {len(comparison.policies)} policies, no two are shown to differ in {metric.label} {_HERE}."
@@ -250,11 +273,12 @@ def _several_sentences(
     else:
         # Semicolons separate the claims, so the clause on success follows a comma.
         claims = [
-            f"{_claim(result, metric)}, {_format_size(result, metric, comparison)}"
+            f"{_format_claim(result, metric)}, {_format_size(result, metric, comparison)}"
             f"{_success_clause(result, sr_by_pair.get((result.first, result.second)), metric).replace(';', ',')}"
             for result in established
         ]
         yield f"Established {_HERE}: {'; '.join(claims)}."
+    # The same pair may be in several of these lists.
     established_by_task = [result for result in results if result.better_by_task]
     undecided = [result for result in results if result.undecided]
     without_verdict = [result for result in results if result.no_verdict]
@@ -271,11 +295,13 @@ def _several_sentences(
 
 
 def _name_pairs(results: Sequence[Difference]) -> str:
+    # Return the names of the pairs of policies, or only the number of pairs if there are many.
     names = [f"{result.first} and {result.second}" for result in results]
     return ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} pairs of policies"
 
 
 def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
+    # Yield warnings on how to read the result. `results` has a difference for each pair of policies.
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
     # Episodes without a value are not mentioned if a verdict holds despite them, or if another sentence mentions them.
@@ -294,10 +320,12 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     """Return the table below `describe_comparison`: metrics `SHOWN`, or all metrics if some were not compared."""
+    # The table is of the same suite (or all suites pooled) as the text of `describe_comparison`.
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
     lead = _lead_metric(scope)
+    # Only the verdict on the leading metric (Safety if known) over all suites can be primary.
     status = "All verdicts are exploratory"
     if lead.primary:
         others_text = "; all other verdicts are exploratory" if len(scope.metrics) > 1 else ""
@@ -313,10 +341,12 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
 def _scope_table(
     comparison: Comparison, scope: SuiteComparison, compared: Sequence[MetricComparison], notes: Sequence[str] = ()
 ) -> Table:
+    # Return the table of one suite, or of all suites pooled.
+    # Two policies: a row per metric. More policies: a row per policy, a column per metric, and ranks.
     title, lead = _scope_title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
         return tabulate(title, compared, *_pair_columns(comparison), notes=notes)
-    has_ranks = any(standing.ranks for standing in lead.standings)
+    has_ranks = any(standing.ranks for standing in lead.standings)  # a standing is a policy's value and range of ranks
     columns = (
         text_column("Policy", lambda policy: policy),
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
@@ -334,14 +364,17 @@ def _scope_table(
 
 def format_ranks(ranks: tuple[int, int] | None) -> str:
     """Return a rank as text, such as `2`, or `1–3` if several ranks are possible; a dash for None."""
+    # `ranks` are the best and the worst possible rank; `fromkeys` drops the second if both are equal.
     return NO_VALUE if ranks is None else "–".join(str(end) for end in dict.fromkeys(ranks))
 
 
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
+    # Return the columns for two policies; each row is the comparison in one metric.
     first, second = comparison.policies
     letters = choose_letters(comparison.policies)
 
     def find_verdict(row: MetricComparison) -> Cell:
+        # With two policies, a metric has only one difference.
         return verdict_cell(row.differences[0], METRICS[row.metric], letters, row.primary)
 
     return (
@@ -354,13 +387,15 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 
 def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
+    # Return the title: how many episodes are compared, such as `12 pairs of episodes of 3 tasks in 2 suites`.
+    # The last scope is all suites pooled, so there is one suite less than scopes.
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
         return (
             f"The {len(comparison.policies)} policies have no common task in {where}; "
             "each pair of policies is compared separately"
         )
-    if scope.pairs is None:
+    if scope.pairs is None:  # episodes are not paired
         pairs_text = "Independent episodes"
     elif comparison.across_seeds:
         pairs_text = count_noun(scope.pairs, "initial state")
@@ -371,10 +406,12 @@ def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
+    # Return the policy's value, interval and ranks in this metric. Every compared policy has them.
     return {standing.policy: standing for standing in compared.standings}[policy]
 
 
 def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
+    # Return the policy's value with its interval (or n if there is no interval) in parentheses; else a dash.
     standing, metric = _find_standing(compared, policy), METRICS[compared.metric]
     if standing.value is None:
         return Cell(NO_VALUE)
@@ -383,6 +420,8 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
 
 
 def _difference_cell(letters: tuple[str, str], compared: MetricComparison) -> Cell:
+    # Return the better policy's letter, the size of the difference and its interval; `equal` if it is 0.
+    # Letters replace the names of both policies; a dash means that there is no difference to show.
     result, metric = compared.differences[0], METRICS[compared.metric]
     result = _rename_policies(result, dict(zip((result.first, result.second), letters, strict=True)))
     if result.difference is None:
@@ -401,19 +440,21 @@ _VERDICT_WORDS = {"passed": "established", "failed": "excluded", "undecided": "n
 
 def describe_selection(selection: Selection) -> str:
     """Return as text the chosen policy, its intervals, the verdicts on conditions, and how the runner-up compares."""
-    metric, best = METRICS[selection.metric], selection.candidates[0]
+    # Candidates are sorted, the best first. `conditions` are limits, with an outcome for each candidate.
+    metric = METRICS[selection.metric]
+    best = selection.candidates[0]
     conditions = [
         f"{_with_interval(METRICS[gate.metric], row)}: {_describe_limit(gate)} is {_VERDICT_WORDS[row.verdict]}"
         for row, gate in zip(best.conditions, selection.conditions, strict=True)
     ]
-    if selection.chosen is None:
+    if selection.chosen is None:  # no candidate's estimates satisfy all conditions
         conditions_text = " and ".join(gate.name for gate in selection.conditions) or f"{metric.label} known"
         nearest = "; ".join(conditions) or "no value"
         return f"No policy has {conditions_text}. {shorten_name(best.policy)} comes nearest: {nearest}."
     if selection.comparison:
         runner_up = describe_comparison(selection.comparison)
         runner_up += f" Not paired: {join_lines(selection.unpaired)}." if selection.unpaired else ""
-    elif selection.unpaired:
+    elif selection.unpaired:  # the reason why there is no comparison
         runner_up = f"The runner-up cannot be compared: {join_lines(selection.unpaired)}."
     else:
         runner_up = "There is no runner-up: no other policy's estimate satisfies the conditions."
@@ -422,14 +463,17 @@ def describe_selection(selection: Selection) -> str:
     facts = [_with_interval(metric, best.value), *conditions]
     if unknown:
         facts.append(f"episodes without a value count as the worst outcome ({', '.join(unknown)})")
+    # `worst` is the value if all unknown values are bad. Candidates with the same `worst` value are tied.
     name, others = shorten_name(best.policy), selection.candidates[1:]
-    equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == best.value.worst]
-    equal_text = f", tied with {', '.join(equal)}" if equal else ""
-    lead = f"Take {name}:" if selection.is_shown else f"Best estimate{equal_text}: {name},"
+    tied = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == best.value.worst]
+    tied_text = f", tied with {', '.join(tied)}" if tied else ""
+    # `is_shown`: intervals establish all conditions or, without conditions, that the policy is better.
+    lead = f"Take {name}:" if selection.is_shown else f"Best estimate{tied_text}: {name},"
     return f"{lead} {'; '.join([*facts, level])}. {runner_up}"
 
 
 def _with_interval(metric: Metric, outcome: GateOutcome) -> str:
+    # Return for example `SR 90.0 % (80.1–96.2), 2 episodes without a value`.
     if outcome.value is None:
         return f"{metric.label} not known"
     unit = f" {metric.unit}" if metric.unit else ""
@@ -439,6 +483,7 @@ def _with_interval(metric: Metric, outcome: GateOutcome) -> str:
 
 
 def _describe_limit(gate: Gate) -> str:
+    # Return for example `at least 0.9`. Limits are fractions, not percentages.
     return f"{'at least' if gate.bound == 'min' else 'at most'} {format_compact(gate.limit)}"
 
 
@@ -446,9 +491,10 @@ def describe_next(selection: Selection) -> str:
     """Return a sentence on what more episodes would decide, followed by a space; "" if there is nothing to say."""
     if selection.chosen is None:
         return ""
+    # Both numbers of episodes are for a power of 80 %.
     findings = []
     for row, gate in zip(selection.candidates[0].conditions, selection.conditions, strict=True):
-        if row.n_needed is not None:
+        if row.n_needed is not None:  # None if the condition is decided, or if no number of episodes suffices
             condition = f"{METRICS[gate.metric].label} {_describe_limit(gate)}"
             findings.append(f"{count_noun(row.n_needed, 'episode')} would establish {condition}")
     if selection.episodes is not None:
@@ -459,6 +505,7 @@ def describe_next(selection: Selection) -> str:
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     """Return the table of candidates, best first, with intervals and with the verdict on each condition."""
+    # The asterisk marks the chosen policy.
     metric = METRICS[selection.metric]
     columns = [
         text_column("Policy", lambda row: Cell(row.policy, mark="*" if row.policy == selection.chosen else "")),
@@ -476,6 +523,8 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
 
 
 def _condition_columns(index: int, gate: Gate) -> tuple[Column, Column]:
+    # Return the columns of one condition: its metric with the interval, and the verdict on its limit.
+    # `index` is the condition's position in the conditions of each row (a candidate).
     metric = METRICS[gate.metric]
     return (
         Column(metric.heading, value=lambda row: _value_cell(row.conditions[index], metric)),
@@ -484,6 +533,7 @@ def _condition_columns(index: int, gate: Gate) -> tuple[Column, Column]:
 
 
 def _value_cell(outcome: GateOutcome, metric: Metric) -> Cell:
+    # Return a metric's value with its interval; a dash if either is unknown.
     if outcome.value is None or outcome.ci is None:
         return Cell(NO_VALUE)
     return Cell.estimate(outcome.value, outcome.ci, metric.digits, metric.scale)

@@ -35,6 +35,7 @@ def episode_list_table(
     if the rows have several policies, and a column of bodies if the bodies were computed for any row.
     """
     rows = selected[:most]
+    # None = the bodies were not computed; () = no body violates a limit.
     with_bodies = any(row.violating_bodies is not None for row in rows)
     return tabulate(
         _describe_counts(selected, total, spec_id),
@@ -57,22 +58,25 @@ def episode_list_table(
             *(f"{row.position} {row.why}" for row in rows if row.why),
             *(f"{row.position} fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
+        # A warning if stand-ins replaced the host's own assets.
         remarks=provenance_marks.warn_of_episodes(_STANDIN_FIELDS(row.episode) for row in rows),
     )
 
 
 def _margin_cell(row: ListedEpisode) -> Cell:
+    # Return the margin to the limit of the worst specification, in its unit; a dash without a verdict.
     margin = row.margin
     return Cell.amount(margin.rho, margin.unit, margin.threshold) if margin else Cell.dash()
 
 
 def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | None) -> str:
-    # The title of the table of episodes.
+    # Return the title of the table of episodes. `rows` are the selected episodes, `total` counts all.
+    # `spec_id` is the only specification of the table, if there is one.
     listed = f"{len(rows)} of {total} episodes"
     if spec_id is not None:
         violated = sum(row.margin is not None and row.margin.violated for row in rows)
         return f"{listed}, judged by {spec_id} alone; violating episodes: {violated}"
-    unsafe = [row.episode for row in rows if row.episode.safe is False]
+    unsafe = [row.episode for row in rows if row.episode.safe is False]  # `safe` is None without a verdict
     success_count = sum(episode.success is True for episode in unsafe)
     unknown_count = sum(row.episode.safe is None for row in rows)
     unknown_text = f", {unknown_count} without a verdict" if unknown_count else ""
@@ -80,6 +84,8 @@ def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | N
 
 
 def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
+    # Return the columns that name an episode. The policy has a column (else None) if there are several policies.
+    # `#` is the episode's number on the command line, such as `:3`. The id is shown without the policy's name.
     return (
         text_column("#", lambda row: f":{row.number}"),
         text_column("Episode", lambda row: row.episode_id.removeprefix(f"{row.policy}/")),
@@ -88,6 +94,8 @@ def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple
 
 
 def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
+    # Return a note such as `gripper – furniture 3, target 1`: the most frequent kinds first.
+    # `body_kinds` has each kind (or pair of kinds) only once per episode.
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts, key=lambda kind: (-counts[kind], kind))
     listed = ", ".join(f"{kind} {counts[kind]}" for kind in ranked) or "none"
@@ -95,6 +103,7 @@ def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
 
 
 def _format_safe(row: ListedEpisode) -> str:
+    # Return `yes`, `no`, or why neither is known.
     if row.episode.success is None:  # the episode left no record
         return NO_VALUE
     return {None: NO_VERDICT, True: "yes", False: "no"}[row.episode.safe]
@@ -102,6 +111,7 @@ def _format_safe(row: ListedEpisode) -> str:
 
 def _format_bodies(row: ListedEpisode) -> str:
     # A violation has one body, or two bodies in contact.
+    # `fromkeys` drops repeated texts below: one body may violate several specifications.
     violation_texts = [
         " – ".join(f"{body} ({kind})" for body, kind in zip(violation.bodies, violation.kinds, strict=True))
         for violation in row.violating_bodies or ()
@@ -110,11 +120,13 @@ def _format_bodies(row: ListedEpisode) -> str:
 
 
 def _format_first_time(row: ListedEpisode) -> str:
+    # Return when the first violation begins, in seconds; a dash if there is no known violation.
     return NO_VALUE if row.first_violation_s is None else f"{format_fixed(row.first_violation_s, 2)} s"
 
 
 def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
     """Return the table of satisfied clauses: the value closest to the limit, its time, the limit, and the margin."""
+    # A clause is the verdict on one specification. `worst` is the record in which its signal is closest to the limit.
     return tabulate(
         "Kept",
         clauses,
@@ -128,6 +140,8 @@ def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
 
 def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
     """Return the table of scored specifications without a verdict, with reasons; vacuous specifications come first."""
+    # A row is (specification, state, reason); column k shows item k.
+    # Both mappings are specification -> reason. A vacuous specification applies, but its condition never arose.
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
     unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
@@ -136,12 +150,14 @@ def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> T
 
 def format_margin(spec_trace: SpecTrace) -> str:
     """Return the robustness of a specification with its unit; a dash for a violation that a Boolean signal decided."""
+    # A Boolean signal has no distance to a limit, so the robustness `rho` of its violation is -inf.
     spec = spec_trace.spec
     return format_amount(None if spec_trace.rho == -inf else spec_trace.rho, spec.unit, spec.threshold)
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
     """Return a remark if a Boolean signal decided a violation; "" for any other verdict."""
+    # A Boolean signal has no distance to a limit, so the robustness `rho` of its violation is -inf.
     return "decided by a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
 
 
@@ -149,6 +165,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the verdicts on a formula, a row per verdict. The title has the count of each verdict. The
     table has a column of policies if there are several policies.
     """
+    # An answer is the verdict on the formula in one episode.
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
@@ -164,12 +181,15 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
 
 
 def _decision_cell(answer: Answer) -> Cell:
+    # Return when the verdict is decided; a dash if no record decides it. The number in the cell is for sorting.
     if answer.time_s is None:
         return Cell(NO_VALUE)
     return Cell(f"{format_fixed(answer.time_s, 2)} s, step {answer.step}", answer.time_s)
 
 
 def _format_signals(answer: Answer) -> str:
+    # Return the reason of a verdict, or the values of the signals in the record that decides the verdict.
+    # `arm` is unset (not a str) for robots with one arm.
     if answer.reason:
         return answer.reason
     values = ", ".join(_format_signal(name, value) for name, value in answer.signals.items())
@@ -184,6 +204,7 @@ def _format_rho(answer: Answer) -> str:
 
 
 def _format_signal(name: str, value: float | bool | None) -> str:
+    # Return a name and a value with its unit; `true` or `false` for Boolean signals, a dash for an unknown value.
     if value is None or isinstance(value, bool):
         return f"{name} {NO_VALUE if value is None else str(value).lower()}"
     return f"{name} {format_amount(value, SIGNALS[name].unit)}"
@@ -199,7 +220,9 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task; each suite's total comes first. Safety, SBU and VSI are dashes, never
     zero. Episodes with unknown success are counted as errors, not in n. `source` is at the end of the title.
     """
+    # Suites in order of first appearance.
     suites = list(dict.fromkeys(episode.suite for episode in results.episodes))
+    # (suite, task) -> successes of its episodes; None = unknown. The task `all` is the suite's total.
     successes_by_task: dict[tuple[str, str], list[bool | None]] = {}
     for episode in sorted(results.episodes, key=lambda episode: suites.index(episode.suite)):
         for task in ("all", episode.task or NO_VALUE):
@@ -216,6 +239,7 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
         Column("n", value=lambda row: row[2].n),
         Column("Errors", "not counted in n", lambda row: Cell.fault(row[3])),
         Column(SR.heading, value=lambda row: rate_cell(row[2], "no episode")),
+        # Other tools do not record what these metrics need.
         *(Column(metric.heading, value=lambda row: Cell.dash(NOT_RECORDED)) for metric in (SAFETY, SBU, VSI)),
         notes=(
             describe_rates(row[2] for row in rows),
@@ -231,7 +255,7 @@ _Replay = Mapping[str, Any]
 def replay_table(batch: Batch) -> Table | None:
     """Return the table of the divergence of each replay from the recorded episode; None if no episode is a replay."""
     episodes = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
-    rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]
+    rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]  # {} = no replay
     if not rows:
         return None
     # A row is (header, facts about the replay, whether the replay diverged from the recording).
@@ -244,6 +268,7 @@ def replay_table(batch: Batch) -> Table | None:
         Column("States", "number of compared states", lambda row: row[1].get("compared") or Cell.dash(_NO_STATES)),
         Column("Diverges by", "largest divergence, with its body or joint", lambda row: _divergence_cell(row[1])),
         text_column("Verdict", lambda row: _scope_cell(row[2]), "whether the verdict applies to the recording"),
+        # Notes that several replays share appear once.
         notes=dict.fromkeys(note for _, replay, _ in rows for note in _replay_notes(replay)),
     )
 
@@ -252,6 +277,7 @@ _NO_STATES = "no states recorded"
 
 
 def _replay_notes(replay: _Replay) -> Iterator[str]:
+    # Yield how the replay started, and how its states were compared with the recording (if they were).
     yield f"start: {replay['start']}"
     if "basis" in replay:
         yield f"compared: {replay['basis']}"
@@ -260,10 +286,12 @@ def _replay_notes(replay: _Replay) -> Iterator[str]:
 
 
 def _scope_cell(diverged: bool) -> Cell:
+    # Return to what the verdict applies: a replay that left the recorded path says nothing about the recording.
     return Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
 
 
 def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
+    # Return the replay's outcome, marked as bad if only one of replay and recording succeeded.
     recorded = replay.get("recorded_success")
     if recorded is None or recorded == (outcome == "success"):
         return Cell(outcome)
@@ -271,13 +299,16 @@ def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
 
 
 def _divergence_cell(replay: _Replay) -> Cell:
+    # Return the replay's largest divergence from the recording, in mm or mrad.
+    # A dash means that no states were compared; 0 means that all states are equal.
     if not replay.get("compared"):
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:
         return Cell("0", 0.0, "every bit" if replay["exact"] else "")
     # Show the largest distance [mm], or the largest angle [mrad] if there is no distance.
+    # In the key of `max`, True (unit m) is above False, so any distance is above any angle.
     divergences: Mapping[str, Any] = replay["divergence"]
     name = max(divergences, key=lambda name: (divergences[name]["unit"] == "m", divergences[name]["max"]))
     largest, unit = divergences[name]["max"], divergences[name]["unit"]
-    # The cell leaves out the last word of the name, which is the kind of coordinate.
+    # The cell leaves out the last word of the name, which is the kind of coordinate. `m` is the prefix milli.
     return Cell(f"{format_significant(1000 * largest)} m{unit}", largest, name.rpartition(" ")[0])

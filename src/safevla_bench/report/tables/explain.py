@@ -47,6 +47,7 @@ class _KindRow:
 
 def body_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
     """Return the table of bodies in violations, with a note if there are none."""
+    # A row is one specification and one kind of body (or pair of kinds), for one policy on one suite.
     rows = [
         row for cell, members in cell_members(scores).items() for row in _kind_rows(cell, members, violations, scores)
     ]
@@ -78,20 +79,21 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
 def _kind_rows(
     cell: tuple[str | None, str], members: Ints, violations: Sequence[BodyViolation], scores: Scores
 ) -> Iterator[_KindRow]:
-    # Yield the rows of a cell; `members` are the indices of its episodes.
+    # Yield the rows of a cell (policy, suite); `members` are the indices of its episodes, [n].
     # For each specification, the kinds of bodies in most episodes come first.
     judged = members[scores.is_judged[members]]
-    numbers = set((judged + 1).tolist())
+    numbers = set((judged + 1).tolist())  # violations name episodes by numbers from 1
     for spec in scores.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:
             if violation.number in numbers and violation.spec_id == spec.spec_id:
                 by_kind.setdefault(violation.kinds, []).append(violation)
         rows = []
-        for kinds, of_kind in by_kind.items():
-            is_violated = np.isin(judged + 1, [violation.number for violation in of_kind])
+        for kinds, kind_violations in by_kind.items():
+            # A mask of the judged episodes, [judged]: an episode with several such bodies counts once.
+            is_violated = np.isin(judged + 1, [violation.number for violation in kind_violations])
             rate = Rate.of_values(is_violated, scores.start[judged])
-            rows.append(_KindRow(*cell, spec.spec_id, kinds, of_kind, rate))
+            rows.append(_KindRow(*cell, spec.spec_id, kinds, kind_violations, rate))
         yield from sorted(rows, key=lambda row: (-row.rate.count, row.kinds))
 
 
@@ -101,12 +103,14 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
+    # Return the largest value of a body in these violations (at least one), in its unit.
     peak = max(violations, key=lambda violation: violation.worst)
     # A signal without a unit only says whether the bodies touched.
     return Cell.amount(peak.worst, peak.unit) if peak.unit != "1" else Cell("touched", peak.worst)
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
+    # Return the three bodies (or pairs) in most episodes, each with its number of episodes; the rest as a number.
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts, key=lambda name: (-counts[name], name))
     return list_first([f"{name} ({counts[name]})" for name in ranked], most=3)
@@ -117,6 +121,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     """Return the table of each cell's time in violation: first of any limit, then of each violated specification."""
+    # A specification without a first violation (None) has no row; `ANY_LIMIT` always has a row.
     rows = [
         _LimitRow(cell.policy, cell.suite, limit)
         for cell in cells
@@ -155,6 +160,7 @@ _SHARES = (0.25, 0.5)
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses, with rows for each specification and for any limit."""
+    # The duration of the longest episode, and times at fractions of it, rounded to two figures without duplicates.
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
     incidences = [spec.incidence for cell in cells for spec in cell.specs]
@@ -184,12 +190,14 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
+    # Return whether the table has a row: always for `ANY_LIMIT`, else if there is a violation or a near miss.
     has_violation_or_near_miss = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
     return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss
 
 
 def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
-    # Return the share of episodes with a violation of the limit up to this time, with its interval.
+    # Return the percentage of episodes with a violation of the limit up to this time, with its interval.
+    # Shares and bounds are arrays over times; `at` gives the index for this time.
     incidence = row.limit.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
     share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
@@ -197,7 +205,8 @@ def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
 
 
 def _ended_cell(ending: int, row: _LimitRow) -> Cell:
-    # Return the share of episodes that ended in this way (success or failure) without a violation.
+    # Return the percentage of episodes that ended without a violation, in success or in failure (`ending`).
+    # `shares` is [endings, times]; the last time is the end of the longest episode.
     return Cell.number(100 * float(row.limit.incidence.shares[ending][-1]), 1)
 
 
@@ -206,6 +215,7 @@ def _ended_cell(ending: int, row: _LimitRow) -> Cell:
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
     """Return the table that compares each simulator's label with our verdicts: on all clauses, then on each clause."""
+    # `counts` is [2, 2]: row = their label, column = our verdict; 0 = safe, 1 = unsafe.
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,
@@ -232,6 +242,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
 
 
 def _kappa_cell(row: Agreement) -> Cell:
+    # Return Cohen's kappa with its interval; a dash if it is undefined.
     ends = interval_bounds(kappa_interval(row.counts))
     return Cell.dash() if ends is None else Cell.estimate(float(cohen_kappa(row.counts)), ends, 3)
 
@@ -241,6 +252,7 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
     return tabulate(
         "Episodes in which label and verdict disagree",
         rows,
+        # `row.episode` is an index into the scores.
         text_column("Episode", lambda row: scores.episode_id[row.episode]),
         text_column("Policy", lambda row: scores.policy[row.episode] or UNNAMED),
         text_column("Theirs", _describe_label),
@@ -250,11 +262,15 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 
 
 def _describe_label(row: Disagreement) -> str:
+    # Return the simulator's label; for an unsafe episode also its total cost and its first record with a cost.
+    # The first record is -1 if there is no cost.
     if row.cost.first < 0:
         return f"{row.label}: safe"
     return f"{row.label}: total {format_compact(row.cost.total)}, from record {row.cost.first}"
 
 
 def _describe_verdict(scores: Scores, index: int) -> str:
+    # Return the specifications that the episode with this index violates, and the first violating record.
     violated = [scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, index]]
+    # Item 0 of `first_violation` has the first violating record of each episode.
     return f"{', '.join(violated)}, from record {scores.first_violation[0][index]}" if violated else "safe"

@@ -19,6 +19,7 @@ _MOST_LISTED = 20
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
     """Return as text whether violations vanish without their cause, and when the replay left the recorded path."""
+    # The replay repeats the recorded actions, but without one possible cause of the violation.
     # The two flags of `select`: violated in the recorded episode, violated in the replay.
     vanished, persistent, added = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     specs_by_change = (("Kept now", vanished), ("Still broken", persistent), ("Broken now", added))
@@ -31,8 +32,9 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
         state = "a limit is broken, but" if added else "no limit is broken, and"
         answer = f"{state} none was broken in the recorded episode"
     if result.success[0] != result.success[1]:
+        # Index 0 is the recorded episode, index 1 the replay.
         parts.append("It succeeded" if result.success[1] else "It failed")
-    if result.left is not None:
+    if result.left is not None:  # the first record off the recorded path
         at_s = format_fixed(result.elapsed_s[0][result.left], 2)
         parts.append(f"The replay left the recorded path at {at_s} s: from then on, the motion differs")
     return ". ".join([f"{result.cause} {answer}", *parts]) + "."
@@ -40,14 +42,18 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
     """Return the table of specifications: margin and first violation in the recorded episode and in the replay."""
-    # Index 0 is the recorded episode, index 1 the replay.
-    readings, column_of = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
+    # In pairs, index 0 is the recorded episode, index 1 the replay without the cause.
+    # Each mapping is specification -> robustness and first violating record (a reading). No verdict = no reading.
+    readings = (result.recorded, result.without)
+    column_of = {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
+        # `side` is 0 for the recorded episode, 1 for the replay. A dash means no verdict, or no margin (None).
         reading = readings[side].get(spec_id)
         return spec_amount(column_of[spec_id], None if reading is None else reading.rho)
 
     def first(side: int, spec_id: str) -> str:
+        # Return when the first violation begins; a dash if there is none. `side` is 0 (recorded) or 1 (replay).
         reading = readings[side].get(spec_id)
         first_record = None if reading is None else reading.first
         return NO_VALUE if first_record is None else f"{format_fixed(result.elapsed_s[side][first_record], 2)} s"
@@ -67,23 +73,26 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]:
     """Return each policy's Safety, its range if uncertain episodes were unsafe or safe, and counts like `2 fragile`."""
+    # A verdict is firm if no replay under varied physics changes it.
     ranges = firmness.measure_safety(episodes)
-    lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
+    lines = [_describe_range(row) for row in ranges]
+    if len(ranges) > 1:  # with a single policy, the line does not name it
+        lines = [f"{row.policy or UNNAMED}: {line}" for row, line in zip(ranges, lines, strict=True)]
     return lines or ["No episode has been replayed."]
 
 
 def _describe_range(row: firmness.SafetyRange) -> str:
+    # Return one policy's Safety, and its range if the uncertain episodes were all unsafe or all safe.
+    # A mark, such as `fragile`, is an episode's result under varied physics. `n` counts replayed episodes.
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
     # For `low`, all uncertain episodes are unsafe; for `high`, all of them are safe.
     low, middle, high = (format_percent(count, row.n) for count in (row.firm_safe, row.safe, row.n - row.firm_unsafe))
     uncertain_count = row.marks.get("fragile", 0) + row.marks.get("off path", 0)
-    range_text = (
-        f"{low} if all fragile and off-path episodes were unsafe, {high} if all were safe"
-        if uncertain_count
-        else "all episodes are firm"
-    )
+    range_text = "all episodes are firm"
+    if uncertain_count:
+        range_text = f"{low} if all fragile and off-path episodes were unsafe, {high} if all were safe"
     return f"Safety {middle} % of {count_noun(row.n, 'episode')} as recorded; {range_text}: {marks}."
 
 
@@ -91,8 +100,9 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
     """Return tables of clauses and (if any) of episodes that are not firm; `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
+    # A replay that is `off path` left the recorded path too early to confirm or change the verdict.
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
-    hidden_count = 0 if full else len(shown[_MOST_LISTED:])
+    hidden_count = 0 if full else len(shown[_MOST_LISTED:])  # a slice, so that the number is never negative
     not_firm = tabulate(
         "Episodes whose verdict is not firm",
         shown[: len(shown) - hidden_count],
@@ -110,8 +120,10 @@ def clause_table(
     file: firmness.PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[firmness.ClauseFirmness]
 ) -> Table:
     """Return the table of clauses: counts of firm, fragile and censored verdicts, and the spread of robustness."""
+    # A row is one specification (clause) in one suite. `specs` give the units and limits.
     column_of = {spec.spec_id: spec for spec in specs}
     missing_note = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
+    # `obstacle` is the reason why a replay cannot be compared; "" if it can.
     failed_count = sum(bool(row.obstacle) for row in file.replays)
     return tabulate(
         "Verdicts under varied physics",
@@ -144,8 +156,10 @@ def clause_table(
 
 
 def _spread_cell(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -> Cell:
+    # Return a percentile of the episodes' spreads (ranges of robustness over replays); a dash if no spread is known.
     return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
 def _list_variations(row: firmness.ClauseFirmness) -> str:
+    # Return the variations of physics that change verdicts, each with its number of changes; a dash if there are none.
     return ", ".join(f"{name} {count}" for name, count in row.by_variation.items()) or NO_VALUE

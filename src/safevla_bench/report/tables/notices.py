@@ -49,27 +49,32 @@ def exclusion_table(
     inactive or vacuous specifications. `absent` are episodes without a record; `skipped` are the problems of invalid
     episodes. `describe(reason, suite)` returns text for the code `reason`, which says why a specification is inactive.
     """
+    # A row is (what, where, why, number of episodes); column k shows item k. By default, `describe` ignores the suite.
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
         "What was not scored, and why",
         rows,
         *(text_column(name, itemgetter(k)) for k, name in enumerate(("What", "Where", "Why"))),
+        # None = the number is unknown.
         Column("Episodes", value=lambda row: NO_VALUE if row[3] is None else row[3]),
         notes=() if rows else ("Every specification was judged in every episode.",),
     )
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
+    # Return a row for each kind of lost episodes, place (policy and suite) and reason, with the number of episodes.
     counts: Counter[tuple[str, str, str]] = Counter()  # a key is (loss, place, reason)
-    # The loop over `cells` adds only those crashed and stopped episodes that are not in `absent`.
+    # `absent` names some lost episodes with reasons; `cells` only count all of them.
+    # So the second loop adds only the episodes that are not in `absent`.
     explained_counts: Counter[tuple[str, str]] = Counter()
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
-        counts[what, where, find_exception(reason)[0]] += 1
+        counts[what, where, find_exception(reason)[0]] += 1  # the exception's line, without the traceback
         explained_counts[what, where] += 1
     for cell in cells:
-        where, why_stopped = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}", "no reason recorded"
+        where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
+        why_stopped = "no reason recorded"
         if cell.stopped_on_violation:
             why_stopped = "a violation stopped these episodes; their success is unknown"
         losses = (
@@ -90,9 +95,11 @@ _MOST_NAMED = 20
 
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
-    # The number of lost episodes is unknown if there may be more than are known (`damage.more`).
-    if str(damage):
+    # Yield a row on episodes lost in damaged files, and a row on invalid episodes; `skipped` has their problems.
+    # The number of lost episodes is unknown (None) if there may be more than are known (`damage.more`).
+    if str(damage):  # the text is empty if nothing is damaged
         named_places = list_first([*damage.named, *damage.places], _MOST_NAMED)
+        # `split` and `join` turn line breaks into spaces.
         yield str(damage), "in damaged files", " ".join(named_places.split()), None if damage.more else damage.episodes
     if skipped:
         why = " ".join(list_first(skipped, _MOST_NAMED).split())
@@ -100,12 +107,14 @@ def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Excl
 
 
 def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) -> list[_Exclusion]:
+    # Return a row for each scored specification, suite and reason why it was not judged, with the number of episodes.
+    # `describe(code, suite)` returns the text for a reason code.
     counts: Counter[tuple[str, str, str]] = Counter()  # a key is (specification, suite, reason)
     why_vacuous = "the specification applies, but its condition never arose (nothing was held, lifted or tracked)"
     for cell in cells:
         suite = cell.suite or NO_VALUE
         for spec in cell.specs:
-            if spec.tier != "safe":
+            if spec.tier != "safe":  # diagnostics and alternates are not scored
                 continue
             for reason, count in spec.inactive.items():
                 counts[spec.spec_id, suite, f"inactive: {describe(reason, cell.suite or '')}"] += count
@@ -119,6 +128,7 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     """Return a warning if the policy `noop` violated limits, and another warning if it succeeded."""
+    # `floors` and `successes` have a text per task, such as `SUITE TASK: SPEC in 2 of 3` and `SUITE TASK: 1 of 3`.
     warnings = []
     if baseline.floors:
         warnings.append(
@@ -139,6 +149,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     """Return the table with a row per outcome of a gate, in the order of `checked`; `remarks` follow the notes."""
+    # Without a confidence, point estimates decide, and there are no intervals.
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
         "Gates",
@@ -161,6 +172,7 @@ _MOST_DECIDING = 3
 
 def describe_gates(checked: GateReport) -> str:
     """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
+    # The whole check has the worst verdict of its outcomes; only outcomes with this verdict are named.
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed" and len(deciding) > 1:
         return f"Passed: all {len(deciding)} gates hold."
@@ -171,8 +183,9 @@ def describe_gates(checked: GateReport) -> str:
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
+    # Return for example `safety >= 0.9 of A on X: 0.850 (95 %: 0.800–0.890)`. `confidence` is that of one interval.
     where = " on ".join(filter(None, (_name_policy(outcome, "all policies"), outcome.suite)))
-    if outcome.gate is None:
+    if outcome.gate is None:  # the outcome is about missing episodes, not about a metric
         return f"{outcome.reason} ({where})"
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
     level = f"{100 * confidence:.4g} %: " if confidence else ""
@@ -180,6 +193,7 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     text = f"{_gate_name(outcome)} of {where}: {value}{ends}"
     if outcome.unknown:
         text += f", {count_noun(outcome.unknown, 'episode')} without a value"
+    # `tipping` is the number of unknown values that may be bad while the gate still passes.
     if outcome.tipping is not None and outcome.verdict == "undecided":
         text += f"; the gate passes if at most {outcome.tipping} of these episodes count against it"
     return text
@@ -187,11 +201,13 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
 
 def _name_policy(outcome: GateOutcome, all_policies: str = "all") -> str:
     # Return the policy's name; `all_policies` if the outcome is about all (for example if there are no episodes).
+    # An outcome of a gate that counts episodes, but names no policy, is about a policy without a name.
     is_unnamed = outcome.gate is not None and bool(outcome.n or outcome.unknown)
     return outcome.policy or (UNNAMED if is_unnamed else all_policies)
 
 
 def _gate_name(outcome: GateOutcome) -> str:
+    # Return the gate as printed, such as `safety >= 0.9`. Without a gate, the outcome is about missing episodes.
     return "every planned episode scored" if outcome.gate is None else outcome.gate.name
 
 
@@ -201,6 +217,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     The XML contains no times, so the same report gives the same bytes.
     """
     verdicts = [outcome.verdict for outcome in checked.outcomes]
+    # Both XML elements have the same attributes, because there is only one suite.
     name_and_totals = {
         "name": "safevla gate",
         "tests": str(len(verdicts)),
@@ -213,6 +230,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     properties = ElementTree.SubElement(suite, "properties")
     facts = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
     facts += [("note", note) for note in checked.notes]
+    # Empty facts are left out. Control characters are escaped, because XML forbids them.
     for name, value in facts:
         if value:
             ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
@@ -238,6 +256,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
     """
     # Verdict -> kind and level of a SARIF result.
     kind_and_level = {"failed": ("fail", "error"), "undecided": ("open", "none")}
+    # A result is about whole files, but a SARIF location has a region.
     file_start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
     results = []
     for outcome in checked.outcomes:
@@ -252,6 +271,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
             for file in outcome_files or [file for file, _ in files]
         ]
         kind, level = kind_and_level[outcome.verdict]
+        # Equal fingerprints let code scanning recognize the same problem in a later run.
         digest = hashlib.sha256(f"{_gate_name(outcome)}\0{scope}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
             {
@@ -263,6 +283,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
                 "partialFingerprints": {"primaryLocationLineHash": f"{digest[:16]}:1"},
             }
         )
+    # Each gate is a rule; all its outcomes give the same text.
     outcome_by_gate = {_gate_name(outcome): outcome for outcome in checked.outcomes}
     rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in outcome_by_gate.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
@@ -280,6 +301,7 @@ def _escape_sarif(text: str) -> str:
 
 
 def _is_about(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
+    # Return whether the outcome is about episodes of this policy and suite, which are in a judged file.
     # An outcome without a gate is about the planned episodes of all policies and suites.
     return outcome.gate is None or (outcome.policy == policy and outcome.suite in (None, suite))
 
@@ -291,12 +313,14 @@ _RULE = (
 
 
 def _describe_rule(name: str, outcome: GateOutcome) -> dict[str, object]:
+    # Return the texts of a SARIF rule. Some gates limit no metric of `METRICS`: `cost`, or missing episodes.
     metric = METRICS.get(outcome.gate.metric) if outcome.gate else None
     text = _escape_sarif(f"{metric.heading}: {metric.meaning}. {_RULE}" if metric else _RULE)
     return {"shortDescription": {"text": f"{name}."}, "fullDescription": {"text": text}, "help": {"text": text}}
 
 
 def _outcome_message(outcome: GateOutcome) -> str:
+    # Return the value with n and its interval, then the reason; only the reason if there is no value.
     if outcome.value is None:
         return outcome.reason
     interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"

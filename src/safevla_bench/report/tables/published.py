@@ -27,6 +27,7 @@ _NO_MEAN = Mean(0, None, None, 0, published.NOT_PRINTED)
 
 def paper_policies() -> dict[str, dict[str, str]]:
     """Return `paper:NAME` -> suite -> kind of training ("" = not printed), for all of the paper's policies in order."""
+    # The prefix `paper:` distinguishes the paper's policies from recorded policies.
     policies: dict[str, dict[str, str]] = {}
     for cell in load_published(PAPER).cells:
         policies.setdefault(f"{PREFIX}{cell.policy}", {})[cell.benchmark] = cell.training or ""
@@ -37,6 +38,7 @@ def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list
     """Return the paper's results for these policies on the suites of `cells`, as summaries. If the paper prints
     violations, the summaries have the specifications of `cells`.
     """
+    # Only the paper's numbers on these suites are returned; other suites have no cell to compare with.
     suites = {cell.suite for cell in cells}
     specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return [
@@ -47,6 +49,8 @@ def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list
 
 
 def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summary:
+    # Return a published cell (policy on suite) as a summary, with counts that fit the printed percentages.
+    # `specs` are the measured specifications, for the rows of violations.
     rates = {metric.key: printed_rate(getattr(cell, metric.key), cell.n) for metric in (SR, SAFETY, SBU)}
     # Numbers of episodes that succeeded, that are safe, and that succeeded but are unsafe.
     success, safe, sbu = (rates[metric.key].count for metric in (SR, SAFETY, SBU))
@@ -55,13 +59,14 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
     rates[UNSAFE_SUCCESS.key] = (
         Rate.of(sbu, success) if has_unique_counts else Rate.without_value(published.NOT_PRINTED)
     )
+    # A printed VSI has no interval. The fields below that are not printed have neutral values.
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
-    values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
+    rate_values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
         policy=f"{PREFIX}{cell.policy}",
         suite=cell.benchmark,
         n=cell.n,
-        **values,
+        **rate_values,
         vsi=vsi.value,
         vsi_given_unsafe=None,
         success_safe=success - sbu,
@@ -81,8 +86,10 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
 
 
 def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> SpecSummary:
+    # Return the printed violations of one specification. `printed` is specification -> percentage of n episodes.
     # A specification without a printed rate counts as inactive in all episodes.
-    rate, active = printed_rate(printed.get(spec.spec_id), n), n if spec.spec_id in printed else 0
+    rate = printed_rate(printed.get(spec.spec_id), n)
+    active = n if spec.spec_id in printed else 0
     return SpecSummary(
         spec_id=spec.spec_id, axis=spec.axis, tier=spec.tier, active=active, vacuous=0, inactive={}, violations=rate,
         violations_when_active=rate, unsafe_success=0, nsv=_NO_MEAN, rho=_NO_MEAN,
@@ -91,6 +98,7 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     """Return the source of published cells in `cells`, and why they are not comparable; () if there are none."""
+    # Published cells are recognized by the names of policy and suite.
     shown_keys = {(cell.policy, cell.suite) for cell in cells}
     shown = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in shown_keys]
     if not shown:
@@ -108,8 +116,10 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
     """Return a warning that names the cells that have only some tasks of a paper's suite; () if there are none."""
+    # A published number is over the whole suite, so a run of some tasks is not comparable with it.
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
+        # A cell may have the name of another suite with the same tasks (`same_tasks_as`).
         benchmark = registry.benchmarks.get(suite)
         if benchmark and benchmark.published:
             tasks_of_cell = tasks_run.get((policy, benchmark.same_tasks_as or suite))
@@ -120,7 +130,7 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     incomplete = [
         f"{policy or UNNAMED} {len(tasks)} of {task_counts[suite]} of {suite}"
         for (policy, suite), tasks in tasks_run.items()
-        if 0 < len(tasks) < task_counts[suite]
+        if 0 < len(tasks) < task_counts[suite]  # cells of other suites and published cells have no tasks here
     ]
     return (f"Fewer tasks than in the paper's suite: {', '.join(incomplete)}.",) if incomplete else ()
 
@@ -141,10 +151,12 @@ class PublishedDifference:
 
     @property
     def place(self) -> str:
+        # The suite, or the number of suites over which the rates are averaged.
         return self.suites[0] if len(self.suites) == 1 else f"mean of {len(self.suites)} suites"
 
     def to_document(self) -> dict[str, object]:
         """Return the row as a JSON object; rates are fractions from 0 to 1, and unknown numbers are None."""
+        # Cells are in percent. `and` keeps the value None of a missing interval.
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
         numbers = {name: {"value": _to_share(cell.value), "ci": cell.interval and [*map(_to_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
@@ -152,16 +164,20 @@ class PublishedDifference:
 
 
 def _to_share(percent: float | None) -> float | None:
+    # Return a fraction from 0 to 1; None stays None.
     return None if percent is None else percent / 100
 
 
 def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
+    # Return the measured rate minus the printed rate, each averaged over the suites of `here`.
+    # `here` and `paper` are suite -> cell. The difference is a dash if either rate has no value or interval.
     suites = tuple(here)
     measured, printed = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
     difference = Cell.dash()
     if measured.exact is not None and printed.exact is not None and measured.cell.interval and printed.cell.interval:
-        points = 100 * (measured.exact - printed.exact)
+        points = 100 * (measured.exact - printed.exact)  # percentage points
         estimates = (measured.exact, measured.cell.interval), (printed.exact, printed.cell.interval)
+        # The weights 1 and -1 give the interval of the difference.
         interval = combine_intervals([(float(100 * value), Interval(*ends)) for value, ends in estimates], (1, -1))
         points_text, low, high = (
             format_fixed(value, 1).replace("-", "\N{MINUS SIGN}") for value in (points, interval.low, interval.high)
@@ -181,6 +197,7 @@ class PublishedComparison:
     warnings: tuple[str, ...]
 
     def to_document(self) -> dict[str, object]:
+        # The document has no verdict, because initial states differ and episodes cannot be paired.
         return {
             "policy": self.policy, "published": self.paper, "source": load_published(PAPER).source, "paired": False,
             "exploratory": True, "confidence": CONFIDENCE, "rows": [row.to_document() for row in self.rows],
@@ -207,8 +224,10 @@ def compare_published(
     rows: list[PublishedDifference] = []
     shared: list[Summary] = []
     for group in groups:
+        # Suite -> cell, for the policy and for the paper.
         measured = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
         paper = {cell.suite or "": cell for cell in summarize_paper(list(measured.values()), [name])}
+        # A group without a suite that the paper reports adds no row.
         rows += [_subtract_published(measured, paper, metric) for metric in COMPARED_RATES if measured]
         shared += [*measured.values(), *paper.values()]
     cells = [cell for group in groups for cell in group]
@@ -221,6 +240,7 @@ def compare_published(
 
 def describe_published(compared: PublishedComparison) -> str:
     """Return as text, for each group of suites, both rates of the first metric and their difference."""
+    # The text is about the first metric (Safety); the table has all metrics.
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
     return " ".join(
         [
@@ -231,6 +251,8 @@ def describe_published(compared: PublishedComparison) -> str:
 
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
+    # Return a sentence with the measured rate, the printed rate and their difference.
+    # A cell's `detail` says why the cell has no value; in the difference, it is the interval.
     measured, paper = (
         f"{cell.text} % ({count_noun(n, 'episode')})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)
@@ -249,6 +271,7 @@ def published_table(compared: PublishedComparison) -> Table:
         text_column("Suite", lambda row: row.place),
         text_column("Metric", lambda row: row.metric.heading),
         Column("value", group=compared.policy, value=lambda row: row.here),
+        # Item 0 of `episodes` is the measured number, item 1 the printed one; 0 = unknown.
         Column("n", group=compared.policy, value=lambda row: row.episodes[0] or Cell.dash()),
         Column("value", group=compared.paper, value=lambda row: row.published),
         Column("n", group=compared.paper, value=lambda row: row.episodes[1] or Cell.dash()),

@@ -55,13 +55,16 @@ def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[st
 
 
 def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
+    # Return policy -> Safety over all suites, one rate per threshold variant.
     return _pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
     """Return as text the range of Safety of a few policies, and the pairs of policies that change their order."""
+    # Policy -> its Safety under each variant, and the names of the variants in the same order.
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
-    # Policies with a change in Safety are selected first. The sentences are in the order of the table.
+    # Policies with a change in Safety are selected first (False sorts before True).
+    # The sentences are in the order of the table.
     changing_first = sorted(safety, key=lambda policy: len({rate.value for rate in safety[policy]}) == 1)
     described = changing_first[:_MOST_NAMED]
     sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in described]
@@ -71,17 +74,18 @@ def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivit
 
 
 def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[str]) -> str:
+    # Return a sentence on a policy's Safety under the default thresholds, and on its range under other variants.
+    # `rates` has one rate per variant; the first variant is the default.
     if not rates[0].n:
         return f"Safety of {policy} has no value: no specification reached a verdict."
+    # A variant has no value if no episode is judged under it (`n` is 0).
     known_values = [(rate.value or 0.0, name) for rate, name in zip(rates, variant_names, strict=True) if rate.n]
     default = rates[0].value or 0.0
     # The smallest and the largest value, each with the name of its (first) variant.
     least, greatest = min(known_values, key=itemgetter(0)), max(known_values, key=itemgetter(0))
-    # The first variant is the default. The text names other variants only if their values differ from the default's.
+    # The text names other variants only if their values differ from the default's.
     ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (least, greatest) if value != default]
-    unchanged_text = (
-        " under each variant" if len(known_values) == len(rates) else " under each variant that has a value"
-    )
+    unchanged_text = f" under each variant{' that has a value' if len(known_values) < len(rates) else ''}"
     range_text = f"; {' and '.join(ends)} under other thresholds" if ends else unchanged_text
     fewest, most = min(rate.n for rate in rates), max(rate.n for rate in rates)
     judged_text = f", judged in {fewest} to {most} episodes" if fewest < most else ""
@@ -89,12 +93,14 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 
 
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
+    # Yield whether the order of policies by Safety changes under a variant. `ranking` None = no ranking is possible.
     if ranking is None:
         if policy_count > 1:
             yield "It is not known if the order changes: under some variant, the policies cannot be ranked."
         return
     changes = []
     for variant in ranking.changes:
+        # In a reversed pair, the first policy is safer under the default thresholds, the second under the variant.
         pairs = ", ".join(f"{after} above {before}" for before, after in variant.reversed)
         changes.append(f"{variant.variant} ({pairs})")
     yield f"The order changes under {'; '.join(changes)}." if changes else "No two policies are shown to change order."
@@ -109,7 +115,10 @@ def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
 def _pooled_table(
     title: str, row_names: Sequence[str], safety: Mapping[str, Sequence[Rate]], remarks: Sequence[str]
 ) -> Table:
+    # Return a table with a row per variant and a column per policy.
+    # `safety` is policy -> rates, one for each of `row_names`.
     def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
+        # Rows are indices into `row_names` and `rates`. A cell shows its n only if it differs from the first row's.
         return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
 
     columns = [text_column("", lambda k: row_names[k]), *(policy_column(policy, safety[policy]) for policy in safety)]
@@ -127,7 +136,9 @@ class _CellPoint(NamedTuple):
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
+    # Return the value of a metric in one row (a policy, a suite and a variant); a dash without a value.
     number = getattr(row.rates, metric.key)
+    # `n` is the expected number of episodes; the cell shows any other number (`of`).
     # P[U|S] is over successes; its number of episodes is shown only if SBU lacks an episode of the row.
     n = number.n if metric is UNSAFE_SUCCESS and row.rates.sbu.n == row.cell.n else row.cell.n
     cell = value_cell(metric, exact_value(number), number.unknown or ("no success" if metric is UNSAFE_SUCCESS else ""))
@@ -148,6 +159,7 @@ def variant_table(
     ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
 ) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
+    # This note is used only if a variant was left out.
     left_out = f"Variants left out, because the library lacks their specifications: {', '.join(ablation.left_out)}."
     return tabulate(
         title,
@@ -169,9 +181,11 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
     `library_curves` has a curve for each cell of the sweep, with a single point: the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
+    # The library's threshold comes first; `scale` converts m to mm for small lengths.
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
     names = [append_unit(text, unit) if unit else f"threshold {text}" for text in texts]
     names[0] += ", as in the library"
+    # (policy, suite) -> the point of the library's threshold, which is put before the points of the sweep.
     first_points = {(curve.policy, curve.suite): curve.points for curve in library_curves}
     return ThresholdAblation(
         variants=tuple(ThresholdVariant(name, {}) for name in names),
@@ -188,6 +202,7 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
 
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of interpretations, with a row per cell and interpretation, and counts of changed verdicts."""
+    # A reading is an interpretation of the paper. Changes are relative to the first one.
     return tabulate(
         "Readings of the paper",
         [
@@ -214,6 +229,8 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 
 def _changed_cell(row: _CellPoint) -> Cell:
+    # Return the number of changed verdicts; below it, how many of them changed to no verdict.
+    # Rows of this table always have `changes`; only rows of other tables have None.
     assert row.changes is not None
     to_no_verdict = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
     detail = f"{to_no_verdict} to no verdict" if to_no_verdict else ""
@@ -221,25 +238,29 @@ def _changed_cell(row: _CellPoint) -> Cell:
 
 
 def _format_differences(row: _CellPoint) -> str:
+    # Return for example `joint_torque +2, tilt −1`: changes in the number of violating episodes; zeros are left out.
+    # Rows of this table always have `changes`; only rows of other tables have None.
     assert row.changes is not None
     return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
 
 
 def describe_readings(comparison: ReadingComparison) -> str:
     """Return a sentence on how many verdicts change under each interpretation (reading) of the paper."""
+    # Reading (interpretation) -> number of changed verdicts over all cells (policy × suite).
     changed = {
         name: sum(cell.points[k].changes.changed for cell in comparison.cells)
         for k, name in enumerate(comparison.readings)
     }
-    total = sum(cell.n for cell in comparison.cells)
+    verdicts = sum(cell.n for cell in comparison.cells)
     counts = [f"{count} under {name}" for name, count in changed.items() if count]
     if not counts:
-        return f"No reading of the paper changes any of {total} verdicts."
-    return f"Of {total} verdicts, {' and '.join(counts)} differ from the verdicts under {comparison.readings[0]}."
+        return f"No reading of the paper changes any of {verdicts} verdicts."
+    return f"Of {verdicts} verdicts, {' and '.join(counts)} differ from the verdicts under {comparison.readings[0]}."
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of Safety by policy under each interpretation but `PROSE_DEPTH`, which changes no verdict."""
+    # Point k of each cell belongs to reading (interpretation) k.
     reading_indices = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety(
         (cell.policy, [cell.points[k].rates.safety for k in reading_indices]) for cell in comparison.cells
@@ -254,11 +275,13 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 def ranking_table(ranking: RankingSensitivity) -> Table:
     """Return the table of differences in Safety, with a row per threshold variant and pair of policies."""
     level = f"{format_compact(100 * ranking.confidence)} %"
-    count, letters = len(ranking.variants), choose_letters(ranking.variants[0].order)
+    # The first variant has the default thresholds; its policies are in order, the safest first.
+    letters = choose_letters(ranking.variants[0].order)
+    count = len(ranking.variants)
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
     return tabulate(
         f"Does the ranking by Safety change? Safest first: {', '.join(ranking.variants[0].order)}",
-        [_Ranked(item, variant) for variant in ranking.variants for item in variant.differences],
+        [_Ranked(result, variant) for variant in ranking.variants for result in variant.differences],
         text_column("Variant", lambda row: row.variant.variant),
         text_column(letters[0], lambda row: row.result.first),
         text_column(letters[1], lambda row: row.result.second),
@@ -284,7 +307,8 @@ class _Ranked(NamedTuple):
 
 
 def _order_cell(row: _Ranked) -> Cell:
-    # The two policies of the pair may be in either order.
+    # Say whether the order of the two policies is significantly reversed, compared to the first variant.
+    # Sets are compared, because the two policies of a pair may be in either order.
     is_reversed = {row.result.first, row.result.second} in map(set, row.variant.reversed)
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
 
@@ -320,6 +344,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     """Return the means of each host, in order of first appearance; auxiliary entries come last. The policy `noop` is
     left out. A suite that is not in the paper is also left out if it has only one cell.
     """
+    # Title of a host (or of another suite, or of auxiliary entries) -> curves of its cells.
     by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
         if curve.policy != NOOP:
@@ -328,6 +353,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     return tuple(
         _host_mean(title, by_title[title], ablation, registry)
         for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # the auxiliary title comes last
+        # A mean over one cell says nothing new, unless the paper has a mean to compare with.
         if len(by_title[title]) > 1 or published_suites(registry, title)
     )
 
@@ -335,13 +361,16 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
 def _host_mean(
     title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
 ) -> HostMean:
+    # Return the means over these cells under each variant. `title` names the host, another suite, or auxiliary entries.
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
+    # Variant -> the paper's row; {} if the paper has none for this host.
     published_variants = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
     paper_suites = published_suites(registry, title).items()
     return HostMean(
         host=title,
         cells=len(curves),
         suites=suites,
+        # A suite is not missing if a suite with the same tasks was run under another name.
         missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
         variants=tuple(
             _variant_mean(variant.name, [curve.points[k] for curve in curves], published_variants.get(variant.name))
@@ -351,13 +380,15 @@ def _host_mean(
 
 
 def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedVariant | None) -> VariantMean:
+    # Return the means over cells under one variant. `points` has the rates of each cell; `printed` is the paper's row.
+    # Cells without a value are left out; a metric without any value has the mean None.
     known_by_metric = {}
     for metric in _METRICS:
         values = [exact_value(getattr(point, metric.key)) for point in points]
         known_by_metric[metric.key] = [value for value in values if value is not None]
     paper = None
     if printed is not None:
-        # The printed decimals as exact fractions; percentages are divided by 100.
+        # `repr` gives the printed decimals exactly, whereas a float is only near them. Percentages are divided by 100.
         paper = {metric.key: Fraction(repr(getattr(printed, metric.key))) / metric.scale for metric in _METRICS}
     return VariantMean(
         name,
@@ -371,7 +402,7 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> T
     """Return the table of means, with a row per host and variant, next to the paper's Table 9 where it has numbers."""
     return tabulate(
         "Means of each host next to the paper's Table 9",
-        [(host, variant) for host in means for variant in host.variants],
+        [(host, variant) for host in means for variant in host.variants],  # row[0] and row[1] in the columns
         text_column("Host", lambda row: row[0].host),
         Column("Cells", "policy × suite", lambda row: row[0].cells),
         text_column("Variant", lambda row: row[1].name),
@@ -386,6 +417,7 @@ _Row = tuple[HostMean, VariantMean]
 
 
 def _mean_columns(metric: Metric) -> tuple[Column, Column]:
+    # Return the columns of our mean and of the paper's mean of a metric.
     return (
         Column("here", value=partial(_mean_cell, metric), group=metric.heading),
         Column("paper", value=partial(_published_cell, metric), group=metric.heading),
@@ -393,6 +425,7 @@ def _mean_columns(metric: Metric) -> tuple[Column, Column]:
 
 
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
+    # Return our mean, with the number of averaged cells if some cells have no value.
     host, variant = row
     count = variant.cells[metric.key]
     detail = "" if count == host.cells else f"{count} of {host.cells} cells"
@@ -400,11 +433,13 @@ def _mean_cell(metric: Metric, row: _Row) -> Cell:
 
 
 def _published_cell(metric: Metric, row: _Row) -> Cell:
+    # Return the paper's mean; a dash if the paper has no row for this host and variant.
     paper = row[1].paper
     return value_cell(metric, None if paper is None else paper[metric.key], NOT_PRINTED)
 
 
 def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
+    # Yield the notes below the table of means, such as which of the paper's suites were not run.
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):

@@ -31,6 +31,7 @@ class _Run(NamedTuple):
 
 def series_table(compared: SeriesComparison) -> Table:
     """Return the table of runs in the order of their labels: metrics with intervals, and gains over the first run."""
+    # The name of a series is "" if its runs have only numbers as names; then rows show the numbers.
     has_names = any(compared.series)
     runs = [_Run(curve, point) for curve in compared.curves for point in curve.points]
     interval_note = PAPER_INTERVALS if any(has_bootstrap(run.point) for run in runs) else INTERVALS
@@ -54,15 +55,18 @@ def series_table(compared: SeriesComparison) -> Table:
 
 def has_bootstrap(point: SeriesPoint) -> bool:
     """Return whether the interval of the run's VSI is a percentile bootstrap."""
+    # The paper uses this bootstrap; the default interval holds for any distribution.
     number = point.numbers[VSI]
     return isinstance(number, Mean) and number.bootstrap
 
 
 def _number_cell(metric: Metric, run: _Run) -> Cell:
+    # Return the metric of a run with its interval; a dash if no episode has a verdict.
     return number_cell(run.point.numbers[metric], NO_VERDICT, n=run.point.n)
 
 
 def _gain_cell(metric: Metric, run: _Run) -> Cell:
+    # Return the gain over the first run in percentage points; a dash for the first run, or if it is not comparable.
     gain = run.point.gains.get(metric)
     if gain is None or gain.difference is None:
         return Cell.dash("the first" if run.point is run.curve.points[0] else "not comparable")
@@ -74,6 +78,8 @@ def _gain_cell(metric: Metric, run: _Run) -> Cell:
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
+    # Return the note on the intervals of gains; [] if every series has only one run.
+    # The confidence of a single interval depends on the number of runs in the series.
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
     if not levels:  # no run has an earlier run to be compared with
         return []
@@ -91,6 +97,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite. It says whether success or Safety rises first, if intervals show it."""
     paragraphs = []
     for curve in compared.curves:
+        # Names of the series and of the suite, if there are several of them.
         subjects = [curve.series] if len(compared.series) > 1 and curve.series else []
         if len(compared.suites) > 1:
             subjects.append(curve.suite or "all suites pooled")
@@ -100,15 +107,18 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
+    # Return sentences on whether SR or Safety rises first along the runs of a series.
     if len(curve.points) < 2:
         return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
     first = curve.points[0].name
+    # Later runs whose gains in SR and in Safety both have an interval.
     points = [
         point for point in curve.points[1:] if all(metric in point.gains and point.gains[metric].ci for metric in GAINS)
     ]
     if not points:
         return [f"It is unknown whether SR or Safety rises first: no run can be compared with {first} in both metrics."]
     gains = [gain for point in points for gain in point.gains.values()]
+    # Reasons why gains cannot be judged, without duplicates.
     reasons = dict.fromkeys(gain.no_verdict for gain in gains if gain.no_verdict)
     if reasons:
         return [*describe_trends(curve.trends), f"No verdict on the gains over {first}: {'; '.join(reasons)}."]
@@ -126,13 +136,16 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
         return []
     trend_texts = []
     for trend in trends:
+        # The correlation of the metric with the order of the runs.
         direction = "rises" if trend.correlation > 0 else "falls"
+        # `p_at_worst` is the p-value if all unknown values count against the trend; None if all values are known.
         verdict = direction if is_significant(trend.p_adjusted) else "shows no trend"
         numbers = f"rank correlation {format_fixed(trend.correlation, 2)}, p {format_p_value(trend.p_adjusted)}"
         if verdict == direction and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
             episodes = count_noun(trend.unknown, "episode")
             verdict = f"is undecided: the trend ({direction}) may change with the unknown values of {episodes}"
         trend_texts.append(f"{METRICS[trend.metric].label} {verdict} ({numbers})")
+    # Trends may be tested on different numbers of initial states.
     state_counts = dict.fromkeys(trend.states for trend in trends)
     tested = " and ".join(count_noun(states, "initial state") for states in state_counts)
     unknown = max(trend.unknown for trend in trends)
@@ -145,20 +158,24 @@ _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
 def _gain_interval(point: SeriesPoint, metric: Metric) -> Bounds:
-    # The gain must have an interval.
+    # Return the low and high end of the run's gain over the first run. The gain must have an interval.
     ends = point.gains[metric].ci
     assert ends is not None
     return ends
 
 
 def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
+    # Return which metric rises first, as a sentence. `points` are later runs with known gains.
+    # `first` is the name of the first run, over which gains are measured.
     # A metric rises first if the whole interval of its gain is above 0 and above the interval of the other gain.
+    # `_LEADS` has (metric, its name, other metric, its name), with SR and Safety in both orders.
     for point in points:
         for metric, name, other, other_name in _LEADS:
             if _gain_interval(point, metric)[0] > max(0.0, _gain_interval(point, other)[1]):
                 gains = " points against ".join(_format_points_range(_gain_interval(point, m)) for m in (metric, other))
                 finding = f"at {point.name}, the gain over {first} in {name} is larger ({gains})"
                 return f"{name} rises before {other_name}: {finding}."
+    # No run shows an order. Name the runs in which a metric has risen at all.
     risen_by_name = {name: _select_risen(points, metric) for metric, name, *_ in _LEADS}
     rises = [f"{name} at {_list_labels(risen)}" for name, risen in risen_by_name.items() if risen]
     if not rises:
@@ -167,6 +184,7 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
+    # Return the runs whose gain over the first run is significantly above 0.
     gains = [(point, point.gains[metric]) for point in points]
     return [point for point, gain in gains if gain.excludes_zero and (gain.difference or 0.0) > 0]
 
@@ -175,21 +193,24 @@ def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], 
     # `points` are the later runs of the curve with known gains over the first run. `first` is the first run's name.
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
-    is_full = curve.points[0].numbers[SAFETY].value == 1.0
+    is_first_all_safe = curve.points[0].numbers[SAFETY].value == 1.0
+    # Sentences that do not hold are empty and left out.
     sentences = [
         f"On these tasks, runs with higher Safety than {first}: {_list_labels(risen)}." if risen else "",
         f"On these tasks, runs with lower Safety than {first}: {_list_labels(fallen)}." if fallen else "",
-        f"Safety is 100 % at {first} and cannot rise from there." if is_full else "",
-        "" if risen or is_full else f"No run is shown to be safer than {first}.",
+        f"Safety is 100 % at {first} and cannot rise from there." if is_first_all_safe else "",
+        "" if risen or is_first_all_safe else f"No run is shown to be safer than {first}.",
     ]
     return list(filter(None, sentences))
 
 
 def _list_labels(points: Sequence[SeriesPoint]) -> str:
+    # Return the names of the runs (at least one) as text, such as `1000, 2000 and 3000`.
     names = [point.name for point in points]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _format_points_range(ends: Bounds) -> str:
+    # Return an interval of a difference in percentage points, such as `-2.0 to +5.0`.
     low, high = ends
     return f"{format_points(low)} to {format_points(high)}"

@@ -42,10 +42,12 @@ class Cell:
 
     @classmethod
     def dash(cls, why: str = "") -> Cell:
+        # A dash stands for a missing value; `why` is the line below it, "" if the reason is obvious.
         return cls(NO_VALUE, detail=why)
 
     @classmethod
     def count(cls, number: int, emphasis: Emphasis = "") -> Cell:
+        # The text of a count is exact, so text and value are the same number.
         return cls(str(number), number, emphasis=emphasis)
 
     @classmethod
@@ -55,12 +57,15 @@ class Cell:
 
     @classmethod
     def number(cls, value: float | None, digits: int, why_none: str = "") -> Cell:
+        # Return a number with `digits` decimals; for None, a dash with the reason `why_none`.
         return cls.dash(why_none) if value is None else cls(format_fixed(value, digits), value)
 
     @classmethod
     def amount(
         cls, value: float | None, unit: str, limit: float | None = None, write: _Writer = format_significant
     ) -> Cell:
+        # Return a value with its unit; a dash for None. `limit` (None = the value) decides between m and mm.
+        # `write` turns the number into text.
         return cls(format_amount(value, unit, limit, write), value)
 
     @classmethod
@@ -68,6 +73,7 @@ class Cell:
         cls, value: Fraction | float | None, ends: Bounds | None, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
         """Return a cell with a value and its interval, both multiplied by `scale`; a dash if the value is None."""
+        # `ends` are the interval's low and high end (None = no interval). `of` is a number of episodes to show.
         if value is None:
             return cls.dash()
         text, detail, interval = format_fixed(scale * value, digits), "", None
@@ -95,6 +101,7 @@ class Column:
         return f"{self.group} {self.name}".strip()
 
     def cell(self, row: object) -> Cell:
+        # Return the cell of a row; text and counts become cells. Only columns of a finished table lack `value`.
         assert self.value is not None
         value = self.value(row)
         if isinstance(value, Cell):
@@ -104,6 +111,7 @@ class Column:
 
 def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = None, meaning: str = "") -> Column:
     """Return a column of text."""
+    # Unlike a column of numbers, it is aligned left and may be wrapped. `value` returns a row's cell, text or count.
     return Column(name, numeric=False, meaning=meaning, value=value)
 
 
@@ -123,6 +131,7 @@ class Table:
 
     @property
     def footnotes(self) -> tuple[str, ...]:
+        # All sentences below the table: the explanations, then the warnings.
         return (*self.notes, *self.remarks)
 
 
@@ -138,15 +147,17 @@ def tabulate(
     """Return the table with a row for each object in `rows`; `Column.value` makes the cells. Columns that are None, and
     empty notes, are left out. The note `dash` is added if any cell is a dash.
     """
-    present = [column for column in columns if column is not None]
-    cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
-    heads = tuple(replace(column, value=None) for column in present)
+    used_columns = [column for column in columns if column is not None]
+    cells = tuple(tuple(column.cell(row) for column in used_columns) for row in rows)
+    # A finished table has cells, so its columns need no functions.
+    heads = tuple(replace(column, value=None) for column in used_columns)
     table = Table(title, heads, cells, name=name, remarks=tuple(remarks))
     return add_notes(table, *notes, dash=dash)
 
 
 def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
     """Return the table with the non-empty notes appended, and then the note `dash` if any cell is a dash."""
+    # `dash` is the note on the meaning of a dash.
     has_dash = any(cell.text == NO_VALUE for row in table.rows for cell in row)
     return replace(table, notes=(*table.notes, *filter(None, (*notes, dash if has_dash else ""))))
 
@@ -160,4 +171,5 @@ def table_file_name(kind: str, title: str) -> str:
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
     """Return (group, number of columns) for each run of adjacent columns with the same group; "" = no group."""
+    # `groupby` joins only adjacent columns, so a group may occur twice.
     return [(group, len(list(neighbors))) for group, neighbors in groupby(columns, key=lambda column: column.group)]

@@ -28,6 +28,7 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
     """Return the table of SR, Safety and SBU by policy, suite and task, with each suite's total below its tasks."""
     return tabulate(
         "Results by task",
+        # The tasks of a cell (policy × suite), then the cell itself as the total.
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
         text_column("Policy", lambda row: _task_policy_cell(row, roster)),
         columns.SUITE,
@@ -45,16 +46,19 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 
 
 def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
+    # Return the rates of the tasks of one cell, ordered by task id.
     tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
     return sorted(tasks, key=lambda task: (len(task.task_id), task.task_id))  # task_9 comes before task_10
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
+    # Return the policy's name; totals (summaries) are emphasized.
     cell = roster.policy_cell(row.policy, auxiliary=roster.is_auxiliary(row))
     return cell if isinstance(row, TaskRates) else replace(cell, emphasis="total")
 
 
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
+    # Return the value of a metric in one task; a row that is a summary is the suite's total.
     if isinstance(row, Summary):
         return columns.metric_cell(metric, row)
     # SR needs no verdict, so SR has a value if there is any episode.
@@ -68,6 +72,7 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
     """
     return tabulate(
         "Specifications that apply to each task",
+        # `fromkeys` drops repeated tasks. Column k shows item k of a row.
         [_task_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
         *(text_column(name, itemgetter(k)) for k, name in enumerate(("Suite", "Task", "Template"))),
         Column("Active", "scored specifications that apply", itemgetter(3)),
@@ -77,10 +82,12 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 
 
 def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
+    # Return (suite, task, template, number of active specifications, the inactive ones with reasons or `none`).
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
     # Specification -> why it is inactive in the task; "" if it is active.
     reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
+    # Specifications that are judged only in some phases of a composite task count as inactive.
     reasons |= {name: reason for name, reason in ruleset.reasons_of_phases(*task).items() if name in reasons}
     inactive_texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
     why = "; ".join(f"{name} ({text})" for name, text in inactive_texts.items())
@@ -89,6 +96,7 @@ def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
 
 def template_name(registry: Registry, task: Task) -> str:
     """Return the template of a task, or its components if the task has no template."""
+    # A template is a kind of task, such as picking; a composite task has a list of simpler tasks (components) instead.
     return registry.find_entry(*task).mechanism
 
 
@@ -116,22 +124,29 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     body's frame, but does not count it in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
+    # The task of each episode, [E].
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
     templates = {task: template_name(ruleset.registry, task) for task in set(tasks)}
+    # Task -> specification -> why it is judged only in some phases; {} for most tasks.
     phase_reasons = {task: ruleset.reasons_of_phases(*task) for task in templates}
     template_names = [templates[task] for task in tasks]
+    # A mask of episodes, [E]: successful, run to the end, and with a verdict.
     counted_successes = on.success & on.is_counted & on.is_judged
     rows: list[_Effect] = []
     for template in [*dict.fromkeys(template_names), "all"]:
+        # The group `all` has the episodes of all templates.
         successes = counted_successes & np.array([template in ("all", name) for name in template_names], dtype=np.bool_)
+        # An alternate is a second threshold of a specification, and not about applicability.
         compared_columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
         effects = [
             (on.specs[k], _spec_effect(on, off, successes, template, k, phase_reasons)) for k in compared_columns
         ]
         for spec, effect in effects:
+            # Rows without any violation are left out; so are diagnostics that the registry does not affect.
             if (effect.on or effect.off) and (effect.removed or _is_always_shown(spec)):
                 rows.append(effect)
-        # The last row of a template is about all scored specifications together.
+        # The last row of a template is about all scored specifications together, so it names none.
+        # Masks of successes: all; unsafe with the registry; unsafe without it; unsafe only without it.
         masks = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
         rows.append(_Effect(template, "", "", *(int(mask.sum()) for mask in masks)))
     return tabulate(
@@ -171,8 +186,10 @@ def _spec_effect(
     column: int,
     phase_reasons: Mapping[Task, Mapping[str, str]],
 ) -> _Effect:
-    spec_id, violated_on = on.specs[column].spec_id, on.is_violated[column] & successes
-    violated_off = off.is_violated[column] & successes
+    # Return the numbers of violations of one specification in successful episodes, with and without the registry.
+    # `column` is the specification's index in both scores; `successes` is a mask of episodes, [E].
+    spec_id = on.specs[column].spec_id
+    violated_on, violated_off = (scores.is_violated[column] & successes for scores in (on, off))
     removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
     # For each removed violation: why the specification does not apply in the task, or in some of its phases.
     reasons = [

@@ -47,6 +47,7 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def place(self) -> str:
         """The path as a single text, such as `examples[0]/image[1]`."""
+        # A key of a list is an index (int), a key of a map is a text.
         parts = [f"[{key}]" if isinstance(key, int) else f"/{key}" for key in self.path]
         return "".join(parts).removeprefix("/")
 
@@ -63,6 +64,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
         """Return the array's numbers, [H, width] with H ≥ 1; raise `ReplyError` if no array has this shape."""
+        # The path leads through maps, or through a list of maps in which each map has one row.
         path_text = "/".join(self.path)
         value: Any = reply
         for key in self.path:  # follow `key` in a map, or in each map of a list
@@ -73,7 +75,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = values if isinstance(value, list) else values[0]
         array = _parse_numbers(value, path_text)
         shape = array.shape  # for the error message
-        while array.ndim > 2 and array.shape[0] == 1:
+        while array.ndim > 2 and array.shape[0] == 1:  # leading axes for a batch
             array = array[0]
         if array.ndim == 1:  # H rows with one number each, or a single row
             array = array[:, np.newaxis] if self.width == 1 else array[np.newaxis]
@@ -117,11 +119,13 @@ class Dialect:
     @property
     def crop(self) -> float | None:
         """The fraction of each image's area that is sent; None if whole images are sent."""
+        # If the server crops images itself, they are sent whole.
         return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
 
     @property
     def switches(self) -> dict[int, str]:
         """Maps each action column with values −1 and +1, such as the gripper, to a name in `transforms.SWITCHES`."""
+        # All these columns are converted as the protocol converts the gripper's command.
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
@@ -132,6 +136,7 @@ class Dialect:
         """Convert an upright image [H, W, 3] to the image that is sent: flip, JPEG compression, resizing, crop. Raises
         `PolicyError` if the image does not have the protocol's size and the protocol does not resize images.
         """
+        # `flip` is the flip of MuJoCo's rendering that the model expects; None = that of the protocol.
         pixels, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
         if self.inference.jpeg or pixels.shape[:2] != size:  # otherwise, the pixels stay unchanged
             picture = PillowImage.fromarray(pixels)
@@ -147,8 +152,8 @@ class Dialect:
         return request
 
     def _build_content(self, field: RequestEntry, observation: Observation) -> object:
-        # Return the value of one entry of the request.
-        leading_axes = (np.newaxis,) * field.axes
+        # Return the value of one entry of the request: an image, an array, a text or nested lists with a text.
+        leading_axes = (np.newaxis,) * field.axes  # axes of length 1, for batch or time
         if field.fixed is not None:
             return field.fixed
         if field.camera is not None:
@@ -159,6 +164,7 @@ class Dialect:
             if field.form == "sine-cosine":
                 numbers = np.concatenate([np.sin(numbers), np.cos(numbers)])
             return numbers[leading_axes]
+        # All other entries are texts. SimplerEnv's models expect the names of its tasks instead of instructions.
         text: object = observation.instruction
         if field.text == "simpler-task":
             text = transforms.SIMPLER_TASKS.get(observation.instruction, observation.instruction)
@@ -168,6 +174,7 @@ class Dialect:
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, possibly infinite or NaN. Raises the errors of `read_rows`."""
+        # H is the number of actions, for consecutive steps.
         return self.convert_rows(self.read_rows(reply))
 
     def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
@@ -178,6 +185,7 @@ class Dialect:
             content = ", ".join(describe_entries(reply)) or "nothing"
             problem = f"{error.problem} ({self.name}); the reply holds {content}"
             raise ReplyError(problem, remedy=_REMEDY) from None
+        # The columns of all arrays together are the actions, so they need the same number of rows.
         lengths = [len(array) for array in arrays]
         if len(set(lengths)) > 1:
             raise ReplyError(f"the reply's arrays differ in their number of steps: {lengths}", remedy=_REMEDY)
@@ -185,28 +193,32 @@ class Dialect:
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
+        # Each array has columns of the action; the switches, such as the gripper, have special values.
         columns = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
         return transforms.convert_switches(np.concatenate(columns, axis=1), self.switches)
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
     """Describe the first 12 entries of a request or reply, and count the omitted ones."""
+    # One text per entry: the key, shortened, and the type of its value.
     shown = [f"{str(key)[:_MAX_CHARS]!r} {_describe_value(value)}" for key, value in list(message.items())[:_MAX_KEYS]]
     return [*shown, f"and {len(message) - _MAX_KEYS} more"] if len(message) > _MAX_KEYS else shown
 
 
 def _describe_value(value: object) -> str:
+    # Return the type of a value in a message: an array's dtype and shape, or a map's entries. Values are not shown.
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(describe_entries(value))}}}"
     if isinstance(value, list) and value:
-        return f"{len(value)} x {_describe_value(value[0])}"
+        return f"{len(value)} x {_describe_value(value[0])}"  # elements usually have the same type
     return type(value).__name__
 
 
 def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     """Put a value into a tree of maps and lists. If an index is beyond a list's end, append to the list."""
+    # `path` has keys of maps (text) and indices of lists (int). Missing maps and lists on the way are created.
     key, rest = path[0], path[1:]
     if isinstance(key, int) and key >= len(tree):
         key = len(tree)
@@ -214,6 +226,7 @@ def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     if not rest:
         tree[key] = value
         return
+    # The map or list under `key`; the type of the next key decides which of the two is created.
     branch = tree[key] if isinstance(key, int) else tree.get(key)
     if branch is None:
         branch = tree[key] = [] if isinstance(rest[0], int) else {}
@@ -221,6 +234,7 @@ def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
 
 
 def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
+    # Return a value of a reply as an array of numbers; raise `ReplyError` if it is none. `path_text` names the value.
     try:
         if isinstance(value, list | np.ndarray | np.generic | int | float):
             return to_real_numbers(value)
@@ -244,12 +258,14 @@ def dialect_names() -> tuple[str, ...]:
 
 def dialects_of(transport: str) -> list[str]:
     """Return the names of the dialects for servers of the kind `transport`, sorted."""
+    # `transport` is a kind of policy server, such as `openpi`.
     return [name for name in dialect_names() if load_dialect_file(name).transport == transport]
 
 
 @cache
 def load_dialect_file(name: str) -> DialectFile:
     """Return the content of a dialect's file. Raises `PolicyError`, which lists all names, for an unknown name."""
+    # The file of the dialect NAME is `NAME.toml` in this package.
     if name not in dialect_names():
         raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
     return read_shipped(__package__, f"{name}.toml", DialectFile)
@@ -263,6 +279,7 @@ def load_dialect(name: str) -> Dialect:
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
     assert inference is not None, f"the protocol {file.release} of the dialect {name} has no inference settings"
+    # Entries whose state is `all` send the whole state that the protocol defines.
     fields = tuple(
         structs.replace(entry, state=inference.state) if entry.state == ALL else entry for entry in file.request
     )
@@ -274,6 +291,7 @@ def load_dialect(name: str) -> Dialect:
         extra=tuple(part.removeprefix(transforms.EXTRA) for part in states if part.startswith(transforms.EXTRA)),
         absolute=file.absolute,
     )
+    # None = all actions of a chunk are executed; a protocol may also describe this by a text.
     replan = inference.replan if isinstance(inference.replan, int) else None
     return Dialect(name, file, inference, wants, fields, replan)
 
@@ -283,6 +301,7 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
     size in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another
     kind of server, or if the cameras or the size do not fit.
     """
+    # `transport` is the kind of server, such as `openpi`. None = the dialect's own cameras or size.
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
         raise PolicyError(problem, remedy=f"Choose one of {', '.join(dialects_of(transport))}.")
@@ -292,8 +311,9 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
 
 
 def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
+    # Return the dialect with images of the size `text`, `N` or `HxW`; raise `PolicyError` for any other text.
     match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
-    height_width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)  # N means N x N
+    height_width = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)  # (0, 0) is refused below
     if not all(0 < side <= LARGEST for side in height_width):
         remedy = f"Write `N` or `HxW` (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
@@ -302,6 +322,7 @@ def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
 
 
 def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
+    # Return the dialect with `cameras` instead of the dialect's, in order; the name `NONE` removes an image.
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         mismatch = f"does not fit the dialect {dialect.name!r}, which shows {len(defaults)} camera(s)"
@@ -311,7 +332,7 @@ def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
     fields = []
     for entry in dialect.fields:
         camera = replacements[entry.camera] if entry.camera else None  # None: the entry is not an image
-        if camera != NONE:
+        if camera != NONE:  # otherwise, the image is not sent
             fields.append(structs.replace(entry, camera=camera))
     wants = replace(dialect.wants, cameras=tuple(camera for camera in cameras if camera != NONE))
     return replace(dialect, fields=tuple(fields), wants=wants)
@@ -339,11 +360,13 @@ def dialect_values(dialect: Dialect) -> Mapping[str, object]:
 
 
 def _describe_entry(field: RequestEntry) -> str:
+    # Describe the content of a request's entry: its state, its camera, its text or its fixed value.
     axes = f", {field.axes} leading axes" if field.axes else ""
     condition = f", only if the server asks for {field.asked}" if field.asked else ""
     if field.state:
         form = "" if field.form == "raw" else f", {field.form}"
         return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){condition}"
+    # Exactly one of camera, text and fixed value is set.
     content = field.camera or (field.text if field.fixed is None else repr(field.fixed))
     flip = f", flip {field.flip}" if field.flip else ""
     return f"{content}{flip}{axes}{condition}"
