@@ -173,6 +173,16 @@ def test_a_folder_of_something_else_of_another_host_or_damaged_is_refused_and_st
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_second_close_leaves_the_lock_of_a_later_writer(tmp_path):
+    first = writer(tmp_path)
+    first.close()
+    second = writer(tmp_path)
+    first.close()
+    with pytest.raises(RunError, match="run is writing"):
+        writer(tmp_path)
+    second.close()
+
+
 def test_a_forked_child_that_closes_its_parents_writer_leaves_the_lock(tmp_path):
     with writer(tmp_path) as run:
         child = os.fork()

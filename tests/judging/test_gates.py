@@ -489,6 +489,14 @@ def lacking(whole: Scores, count: int) -> Scores:
     return replace(whole, specs=specs, state=state, reasons=(*whole.reasons, "signal_missing:contacts"), **two)
 
 
+@pytest.mark.parametrize(("count", "verdict"), [(0, "passed"), (50, "undecided"), (100, "passed")])
+def test_the_cost_of_an_episode_that_lacks_signals_of_a_clause_that_judges_others_is_unknown(count, verdict):
+    costs = EpisodeCosts(np.ones(100), 200.0)
+    some = lacking(scores(0, 100), count)
+    outcome = check_gates(some, [Gate("cost", "max", 30)], costs=costs).outcomes[0]
+    assert (outcome.verdict, outcome.unknown) == (verdict, count % 100)
+
+
 @pytest.mark.parametrize(
     ("unsafe", "count", "verdict"),
     [(0, 0, "passed"), (0, 1, "passed"), (0, 20, "undecided"), (50, 20, "failed"), (0, 100, "passed")],

@@ -522,6 +522,8 @@ class RunWriter:
 
     def close(self, *, complete: bool = True) -> None:
         """Write run.json and unlock the folder; if it has no episodes, remove it."""
+        if self._is_closed:  # the lock's descriptor may belong to another file now
+            return
         self._is_closed = True
         try:
             self._folder.close_block(complete=complete)

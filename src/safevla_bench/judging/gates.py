@@ -343,7 +343,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
         largest, measured = 1.0, metric_values(scores, scope.members, gate.metric)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
     may_violate = np.zeros(len(scope.members), dtype=np.bool_)
-    if needs_verdict and gate.metric != COST:
+    if needs_verdict:
         may_violate = _find_doubtful(scores, scope.members, gate.metric)
         measured = np.where(may_violate, nan, measured)
     lacks_verdict = (scores.is_counted & ~scores.is_judged)[scope.members] & needs_verdict | may_violate
@@ -412,9 +412,10 @@ def _judge_values(
 
 def _find_doubtful(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.bool_]:
     # Return whether a violation that was not judged could change each episode's value, [n].
-    # Such an episode lacks the signals of a clause that judges others. A second violation changes only VSI.
+    # Such an episode lacks the signals of a clause that judges others.
+    # A second violation changes only VSI and the cost.
     is_uneven = mark_uneven(scores, members) & scores.is_judged[members]
-    if metric == VSI.key:
+    if metric in (VSI.key, COST):
         return is_uneven
     return is_uneven & ~scores.unsafe[members] & (scores.success[members] | (metric == SAFETY.key))
 

@@ -298,7 +298,7 @@ def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
     # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
-    # `is_upper` tells whether the bound limits the signal from above.
+    # `is_upper` is true if the bound limits the signal from above.
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
