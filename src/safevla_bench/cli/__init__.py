@@ -255,7 +255,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         if not message[:2].isupper():
             message = message[:1].lower() + message[1:]
         return _report_error(f"{message}\n  `{command} --help` lists the accepted arguments.")
-    except errors.TimeUpError as error:  # --stop-after ended the run as requested, so this is no user error
+    except errors.TimeUpError as error:  # --stop-after ended the run as requested, so this is not a user error
         echo(error.problem, err=True)
         return TIME_UP
     except (click.ClickException, errors.SafevlaError) as error:

@@ -176,7 +176,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
     def decorate(function: Callable[..., None]) -> Command:
         # The defaults of the function's parameters are declarations: by `option` or `argument`, or by `group`.
-        # A parameter without a default, such as `context`, is no option.
+        # A parameter without a default, such as `context`, is not an option.
         parameters = signature(function).parameters
         groups: dict[str, _Group] = {}
         declared: dict[str, Any] = {}
@@ -406,7 +406,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     for source in sources:
         open_source(source)
         if source.is_file() and not find_log(source):
-            archive.detect_suffix(source)  # raises an error for a file that is no archive
+            archive.detect_suffix(source)  # raises an error for a file that is not an archive
             first = next(archive.read_episodes([source], {0}), None)
             if isinstance(first, errors.RecordError):
                 raise first

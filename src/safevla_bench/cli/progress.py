@@ -112,7 +112,7 @@ class EpisodeLines:
         wall_time = "     – s" if outcome.wall_s is None else f"{outcome.wall_s:6.1f} s"
         verdict = NO_VERDICT if row is None else verdict_word(row.safe)
         violated = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
-        # Such as `[ 3/10]`: the count is padded to the width of the total.
+        # The text is, for example, `[ 3/10]`: the count is padded to the width of the total.
         position = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{position} {outcome.outcome:14} {verdict:10} {wall_time}  {outcome.planned.episode_id}{violated}"
         latency = outcome.latency

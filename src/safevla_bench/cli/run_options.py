@@ -61,7 +61,7 @@ def _parse_duration(text: str) -> float:
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     hours, minutes, seconds = map(int, match.groups(default="0")) if match else (0, 0, 0)
     duration_s = 3600 * hours + 60 * minutes + seconds
-    # Zero means that the text is no time, is empty, or is a time of zero such as `0m`.
+    # Zero means that the text is not a time, is empty, or is a time of zero such as `0m`.
     if not duration_s:
         raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in `3h50m`.")
     return float(duration_s)
@@ -171,7 +171,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     if running["out"] is None and not running["dry_run"]:
         _raise_missing(context, "out")
     out = running["out"] or Path()  # with --dry-run, nothing is written
-    # --entry and --suite found:FILE stand for values of several options.
+    # --entry and --suite found:FILE set several options at once.
     plan |= _expand_entry(plan)
     plan |= _expand_found(plan)
     naming_file = plan["registered"]  # the file from which the request is read; None = the command line

@@ -257,7 +257,7 @@ def validate_command(
         if left_out.damaged or left_out.lost:
             counts += f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost"
         echo(f"{source}: {counts}")
-        if not (source / RUN).exists():  # a run folder is no log
+        if not (source / RUN).exists():  # a run folder is not a log
             for line in logs.describe_log(source):
                 echo(line)
         bodies_by_suite = collect_bodies(records.read_chunks()) if wants_bodies else {}  # suite -> body -> facts

@@ -107,7 +107,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
     index_sets = [np.array([0, count - 1])]
     for extreme, neutral in ((np.minimum, np.inf), (np.maximum, -np.inf)):
         # A peak is a value that equals the minimum or maximum of its interval. Only each interval's first peak is kept.
-        # `neutral` replaces values that are not finite, so that they are no extremes.
+        # `neutral` replaces values that are not finite, so that they are not taken as extremes.
         finite = np.where(np.isfinite(inner_values), inner_values, neutral)
         peaks = np.flatnonzero(finite == np.repeat(extreme.reduceat(finite, edges[:-1]), np.diff(edges)))
         # `peaks` is ascending, and `searchsorted` finds the first peak at or after the beginning of each interval.

@@ -231,7 +231,7 @@ class Shard:
             raise RunError(f"there is no shard {self}", remedy="Shards are numbered from 1, such as `1/8` to `8/8`.")
 
     def __str__(self) -> str:
-        # Such as `2/8`, which `parse` reads.
+        # Return text such as `2/8`, which `parse` reads.
         return f"{self.number}/{self.count}"
 
     @classmethod

@@ -403,7 +403,7 @@ def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
         case syntax.Always(window, child):
             lo, hi = start_rows(window, trace)
             rows, lo, hi = np.arange(trace.starts[-1]), np.repeat(lo, trace.lengths), np.repeat(hi, trace.lengths)
-            # A margin of zero is no violation. Only records in the window from record 0 can violate the formula.
+            # A margin of zero is not a violation. Only records in the window from record 0 can violate the formula.
             fails = is_positive(negate(evaluate_formula(child, trace, at_start=False)))
             return np.asarray(fails & (rows >= lo) & (rows < hi))
         case _:

@@ -130,7 +130,7 @@ def _settle_episodes(
     if not binary:
         # With margins, the best robustness is finite if at least one record was judged.
         judged_record = rho < np.inf
-    # If one record can satisfy the formula, a judged record alone is no verdict: an unknown one may decide.
+    # If one record can satisfy the formula, a judged record alone decides nothing: an unknown record may satisfy it.
     has_verdict = rho < 0 if can_one_satisfy else (rho < 0) | judged_record
     return np.where(has_verdict, rho, worst), ~(has_verdict | (worst >= 0))
 

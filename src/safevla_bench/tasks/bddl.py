@@ -69,7 +69,7 @@ class BddlProblem:
         destinations = dict.fromkeys(self.owner_of(destination) for _, destination in placings)
         # The class of a scene's table or floor ends in this word, as in `kitchen_table`.
         grounds = {name for name in destinations if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
-        # A destination that is carried itself is no receptacle.
+        # A destination that is itself carried is not a receptacle.
         return GoalBodies(
             receptacles=tuple(name for name in destinations if name not in carried | grounds),
             fixtures=tuple(dict.fromkeys(self.owner_of(arguments[0]) for arguments in joint_goals)),
@@ -204,7 +204,7 @@ def _require_count(items: Sequence[object], count: int, description: str) -> Non
 def _parse_predicate(tree: Tree, description: str) -> Predicate:
     # Returns a predicate with one or two arguments. Error messages contain `description` as the predicate's name.
     verb, arguments = _split_head(tree, description)
-    # An argument that is a list is no name.
+    # An argument that is a list is not a name.
     if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
         remedy = "LIBERO's goals are predicates joined by one And; for other tasks, write the tags yourself."
         raise RegistryError(f"{description} has an unknown form: ({verb} ...)", remedy=remedy)

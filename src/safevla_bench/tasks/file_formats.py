@@ -199,7 +199,7 @@ class EntryReader:
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
             family = convert_row(table, TaskFamilyRow, origin)
-            # A family has no task id, so its patterns stand in for it.
+            # A family has no task id, so the joined patterns replace it.
             yield replace(self._make_entry(family, " | ".join(family.patterns), origin), patterns=family.patterns)
         for origin, paper in source.rows:
             yield self._make_paper_entry(paper, origin)

@@ -361,3 +361,26 @@ def test_the_lines_that_are_shown_ask_for_what_is_open_and_for_nothing_else(text
     lines = suggest_pose(text.split(), size)
     assert [*tomllib.loads("\n".join(lines))] == keys
     assert any(line.startswith("#") for line in lines) == has_remark
+
+
+HAND = "x y z qx qy qz qw"
+
+
+@pytest.mark.parametrize(
+    ("names", "stated", "rotation"),
+    [
+        ("obj_0_x obj_0_y obj_0_z obj_0_qx obj_0_qy obj_0_qz obj_0_qw obj_1_x obj_1_y obj_1_z", {}, ()),
+        ("x0 y0 z0 q0x q0y q0z q0w x1 y1 z1", {}, ()),
+        (f"{HAND} target_x target_y target_z", {}, ()),
+        (f"{HAND} target_x target_y target_z target_qx target_qy target_qz target_qw", {}, ()),
+        (f"{HAND} cube_x cube_y cube_z", {"order": "xyzw"}, None),
+        (f"{HAND} obj_1_x obj_1_y obj_1_z obj_1_qx obj_1_qy obj_1_qz obj_1_qw", {"order": "xyzw"}, (13, 10, 11, 12)),
+    ],
+)
+def test_the_orientation_of_the_hand_or_of_another_numbered_object_is_never_a_bodys(names, stated, rotation):
+    listed = names.split()
+    if rotation is None:
+        with pytest.raises(ValueError, match="which numbers are the orientation"):
+            decide_pose(listed, len(listed), position=[7, 8, 9], **stated)
+    else:
+        assert decide_pose(listed, len(listed), position=[7, 8, 9], **stated).rotation == rotation

@@ -142,7 +142,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
         angles_deg = measure_turns(model, task, load_scenes())
     except ServerLostError:
         raise
-    # A model may refuse these scenes although it works with others, so this is no failed check.
+    # A model may refuse these scenes although it works with others, so this check does not fail.
     except PolicyError as error:
         yield passed_check(CHECK, f"orientation not checked: {error.problem.splitlines()[0]}")
         return

@@ -74,7 +74,7 @@ def judge(
     records.require_valid(skip_invalid=skip_invalid)
     if not mixes_starts:
         require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
-    # A `DamageError` stands for lost episodes, which `_summarize_losses` counts.
+    # A `DamageError` reports lost episodes, which `_summarize_losses` counts.
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _summarize_losses(records))
     judged = Judged(
@@ -191,7 +191,7 @@ def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: b
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
     """Return an installed host's files of task tags. Raises `PluginError` if a file is missing."""
-    # Hosts, including plug-ins, may bring the tags of their own tasks.
+    # Hosts, including plug-ins, may define tags for their tasks.
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 

@@ -42,7 +42,7 @@ class UnitCube:
 
     def to_meters(self, point: Floats) -> Floats:
         """Return all placements [m] of a point [d]. Fixed coordinates are at the low end of their range."""
-        # The last two coordinates are no placements: the wording and the policy seed.
+        # The last two coordinates are the wording and the policy seed, not placements.
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:

@@ -36,7 +36,7 @@ def placements_left(scene: Privileged) -> tuple[Placement, ...]:
     grasped, or if its place is unknown in the scene. Places under a roof are also omitted, because the
     hand points down.
     """
-    # A predicate is such as ("on", BODY, PLACE), where a place is a body or a goal region (a site).
+    # A predicate is, for example, ("on", BODY, PLACE). A place is a body or a goal region (a site).
     pairs = [predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3]
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
     known = [Placement(body, place) for body, place in pairs if body in bodies and place in places]

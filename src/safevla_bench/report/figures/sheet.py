@@ -193,7 +193,7 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
     notes = (*notes, *PAGE.get().remarks)
     if notes or key:
         room_in = width_in - 2 * _MARGIN_IN
-        # An entry begins with its sign, if any: the label that stands for the name in the panels.
+        # An entry begins with its sign, if any: the short label used in the panels.
         labels = [wrap_text(f"{entry.sign}  {entry.name}".strip(), room_in - _MARK_IN, SMALL) for entry in key]
         longest_label = max((len(line) for label in labels for line in label.split("\n")), default=1)
         legend = figure.legend(

@@ -283,7 +283,8 @@ def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) 
 
 
 def _csv_value(value: object) -> str:
-    # Return a field: "" for an unknown value, `true` or `false`, an exact number, or text that is no formula.
+    # Return a field: "" for an unknown value, `true` or `false`, an exact number, or text.
+    # Text is changed so that no spreadsheet reads it as a formula.
     if value is None or (isinstance(value, float) and isnan(value)):
         return ""
     if isinstance(value, bool):

@@ -77,7 +77,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") -> tuple[Column, Column, Column]:
     """Return columns for a difference and its two intervals. Rows must have the attributes `metric` and `result`."""
-    # `level` is the confidence as text, such as `95 %`. `letters` stand for the first and the second policy.
+    # `level` is the confidence as text, such as `95 %`. `letters` replace the names of the two policies.
     # `meaning` explains the column of the difference.
     same_tasks, other_tasks = "interval for the same tasks run again", "interval for other tasks like these"
     return (
@@ -126,7 +126,7 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
     there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
     it is exploratory, since its metric is not `primary`.
     """
-    # The order of these conditions matters, because several of them may hold. `letters` stand for the two policies.
+    # The order of these conditions matters, because several of them may hold. `letters` replace the policies' names.
     if result.identical:
         return Cell("identical")
     if result.p_adjusted is None or result.difference is None:

@@ -199,7 +199,7 @@ def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
 
 
 def _better_and_worse(result: Difference, metric: Metric) -> tuple[str, str]:
-    # Return the policies with the better and the worse value. Of two equal values, the first policy's counts as better.
+    # Return the policies with the better and the worse value. If they are equal, the first policy counts as better.
     return (result.first, result.second) if _is_first_better(result, metric) else (result.second, result.first)
 
 

@@ -42,7 +42,7 @@ class Cell:
 
     @classmethod
     def dash(cls, why: str = "") -> Cell:
-        # A dash stands for a missing value; `why` is the line below it, "" if the reason is obvious.
+        # A missing value is shown as a dash; `why` is the line below it, "" if the reason is obvious.
         return cls(NO_VALUE, detail=why)
 
     @classmethod

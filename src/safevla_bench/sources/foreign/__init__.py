@@ -130,7 +130,7 @@ class _Task(msgspec.Struct):
     metrics: _Metrics
 
 
-class _Row(msgspec.Struct):
+class _EpisodeSuccess(msgspec.Struct):
     success: object
 
 
@@ -140,7 +140,7 @@ class _TaskResults(msgspec.Struct):
 
 
 class _EpisodeResults(msgspec.Struct):
-    per_episode: list[_Row]  # format of lerobot before 0.4.0 (scripts/eval.py)
+    per_episode: list[_EpisodeSuccess]  # format of lerobot before 0.4.0 (scripts/eval.py)
 
 
 def _read_lerobot(path: Path) -> ForeignResults:

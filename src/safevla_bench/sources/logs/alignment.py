@@ -270,7 +270,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept for the warning about norms
     values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
     uses_message = time_ns[nearest] == instants
-    # Bodies that are no targets keep the last pose at the first instant of a gap. The hand, without a role, does not.
+    # Bodies that are not targets keep the last pose at the first instant of a gap. The hand, without a role, does not.
     if getattr(columns, "role", "target") != "target":
         is_gap = ~records.are_known(values, columns)
         is_gap[0] &= instants[0] - time_ns[nearest[0]] <= longest_ns  # the first instant has no previous instant

@@ -12,7 +12,7 @@ robots/so_follower/robot_kinematic_processor.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
@@ -324,6 +324,14 @@ def _find_rotation(
         if not own:
             return PoseLayout(position, doubt=doubt, unit=_find_units(names, position)[0])
         matching = own
+    if not is_by_name and not own:
+        # The mapping states a rotation's form or order. Rotations with the words of another position are not meant.
+        taken = [
+            _words_of(names, indices) for indices in _named_indices(names, "position") if indices.isdisjoint(position)
+        ]
+        matching = [
+            named_set for named_set in matching if _words_of(names, chain(*named_set.axes.values())) not in taken
+        ]
     if len({named_set.group for named_set in matching}) > 1:
         raise ValueError("which rotation belongs to the position? The names give several")
     if is_by_name and rotations and not matching:  # a position that the mapping states may have no orientation
@@ -367,23 +375,42 @@ _NO_ORIENTATION = (
 
 def _object_words(name: str) -> frozenset[str]:
     # Returns the words of a name that say neither a quantity, an axis nor a unit, such as `left` or `cup`.
+    # The number in `obj_0_x` and `x0` belongs to the object, but the numbers in `pos_0` and `r_1_2` are indices.
+    words = [word for word in _split_words(name) if word not in _UNITS]
+    last = len(words)
+    while last and words[last - 1].isdecimal():
+        last -= 1
+    if last and _KINDS.get(words[last - 1], "other") not in ("", "other"):
+        words = words[:last]
     return frozenset(
         word
-        for word in _split_words(name)
-        if not (_may_precede_unit(word) or word in _UNITS or _KINDS.get(word) or re.fullmatch(r"[a-z][xyzw]|\d+", word))
+        for word in words
+        # Words such as `target` or `wrist` have the kind "other", but they also name an object.
+        if not (
+            _may_precede_unit(word)
+            or _KINDS.get(word, "other") not in ("", "other")
+            or re.fullmatch("[a-z][xyzw]", word)
+        )
     )
 
 
-def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[int]]:
-    # Returns the indices of each set of three or more axes outside the position whose names have the position's words.
-    words = {_object_words(names[index]) for index in position if index < len(names)}
-    rotations = []
+def _words_of(names: Sequence[str], indices: Iterable[int]) -> set[frozenset[str]]:
+    # Returns the different sets of object words in the names of the numbers at the indices.
+    return {_object_words(names[index]) for index in indices if index < len(names)}
+
+
+def _named_indices(names: Sequence[str], kind: str = "") -> Iterator[set[int]]:
+    # Yields the indices of each set of three or more axes whose names say this kind; "" = each kind but a position.
     for named_set in _group_names(names):
-        indices = {*chain(*named_set.axes.values())}
-        is_rotation = named_set.kind != "position" and len(named_set.axes) > 2 and indices.isdisjoint(position)
-        if is_rotation and {_object_words(names[index]) for index in indices} == words:
-            rotations.append(indices)
-    return rotations
+        if len(named_set.axes) > 2 and (named_set.kind == kind if kind else named_set.kind != "position"):
+            yield {*chain(*named_set.axes.values())}
+
+
+def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[int]]:
+    # Returns the indices of each rotation outside the position whose names have the position's object words.
+    words = _words_of(names, position)
+    rotations = (indices for indices in _named_indices(names) if indices.isdisjoint(position))
+    return [indices for indices in rotations if _words_of(names, indices) == words]
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:

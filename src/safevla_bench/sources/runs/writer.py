@@ -274,7 +274,7 @@ class _Shard:
     def plan(self) -> dict[str, object]:
         # The content of run.json that must be the same in all shards of a plan.
         common = {name: value for name, value in self.description.items() if name not in _SHARD_FIELDS}
-        # Of `shard`, the number and the first episode differ between shards, and are left out.
+        # The number and the first episode in `shard` are left out, because they differ between shards.
         return {**common, "shard": {"count": self.position.count, "whole": self.position.whole}}
 
 
@@ -291,7 +291,7 @@ def merge_shards(
     of the code recorded. Raises `RunError` unless `folders` are all shards of one plan, each once and intact;
     `RecordError` for an unreadable record; `FileError` if the folder cannot be written.
     """
-    existing_digests = _result_digests(out)  # {} if `out` is missing, or is no complete run
+    existing_digests = _result_digests(out)  # {} if `out` is missing, or is not a complete run
     if out.exists() and not existing_digests:
         _refuse_folder(out, "exists already", _OTHER_FOLDER)
     unsorted_shards = [_read_shard(folder, format_continuation) for folder in folders]
