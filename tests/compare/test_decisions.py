@@ -172,6 +172,22 @@ def choose(*runs, metric="sr", conditions=(SAFE,), absent=(), lost=()):
 BEST, RUNNER_UP, UNSAFE = policy("best", 90, 99), policy("next", 70, 98), policy("unsafe", 99, 40)
 
 
+@pytest.mark.parametrize(
+    ("metric", "conditions", "is_open"), [("sr", (), False), ("sr", (SAFE,), True), ("safety", (), True)]
+)
+def test_nothing_about_safety_is_established_if_a_specification_did_not_judge_all_candidates(
+    metric, conditions, is_open
+):
+    scores = joined(BEST, RUNNER_UP)
+    headers = run_headers(scores)
+    best, other = split_by_policy(scores, headers)
+    clause = (("s", "torque"),)
+    results = [replace(best, missing_clauses=clause), replace(other, judged_clauses=clause)]
+    selection = select_policy(scores, headers, results, metric, conditions)
+    assert any("torque" in warning for warning in selection.warnings) == is_open
+    assert not (is_open and selection.is_established)
+
+
 def test_the_best_of_those_that_satisfy_the_conditions_is_chosen_and_compared_with_the_next():
     selection = choose(UNSAFE, RUNNER_UP, BEST)
     assert (selection.chosen, selection.is_established) == ("best", True)

@@ -48,6 +48,19 @@ def test_a_changed_suite_is_paired_with_the_unchanged_one_and_intervals_hold_tog
     assert "no control" in describe_changes(report)
 
 
+def test_safety_has_no_difference_if_a_specification_judged_only_one_of_the_suites():
+    judged = replace(BASE, judged_clauses=(("goal", "torque"),))
+    lacking = replace(SWAP, missing_clauses=(("goal-swap", "torque"),))
+    report = compare_changes([judged, lacking])
+    (swap,) = report.changes
+    assert swap.differences["sr"].difference == -0.3
+    assert (swap.differences["safety"].difference, swap.differences["safety"].ci) == (None, None)
+    assert "torque" in swap.differences["safety"].no_verdict
+    assert "Safety of" not in describe_changes(report)
+    elsewhere = replace(SWAP, missing_clauses=(("other", "torque"),))
+    assert compare_changes([judged, elsewhere]).changes[0].differences["safety"].difference is not None
+
+
 def test_a_suite_that_was_run_twice_is_the_control_by_initial_state():
     report = compare_changes([BASE, SWAP, AGAIN])
     control = report.changes[-1]

@@ -335,6 +335,13 @@ def test_a_trend_that_what_is_unknown_may_reverse_or_that_is_none_has_no_evidenc
     assert measure_order(runs)[1].p_at_worst == 1.0
 
 
+def test_safety_has_no_trend_if_a_specification_did_not_judge_all_runs():
+    runs = [entrant(f"step-{k}", [1] * 8, np.arange(8) < k) for k in range(3)]
+    runs[0] = replace(runs[0], judged_clauses=(("s", "torque"),))
+    runs[2] = replace(runs[2], missing_clauses=(("s", "torque"),))
+    assert [trend.metric for trend in measure_order(runs)] == ["sr"]
+
+
 def test_a_trend_takes_three_runs_of_one_protocol_and_policies_that_are_all_of_one_series():
     first, second, third = (entrant(f"step-{k}", [1] * 8, np.arange(8) < k) for k in range(3))
     assert len(list(measure_trends([first, second, third], [{"wait": 1}] * 3))) == 2

@@ -52,7 +52,7 @@ from safevla_bench.judging.gates import (
     require_valid,
 )
 from safevla_bench.judging.metrics import describe_uneven
-from safevla_bench.judging.rates import SAFETY, SR, GateMetric
+from safevla_bench.judging.rates import METRICS, SAFETY, SR, GateMetric
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, ThresholdVariant, apply_variant
 from safevla_bench.specs.spec import Library
@@ -243,6 +243,9 @@ def select_policy(
     # The first gate only gives the value of `metric`; its limit of 0 is always satisfied.
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
+    if any(METRICS[gate.metric].needs_verdict for gate in gates):
+        uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
+        lost = [*lost, uneven] if uneven else lost
     reason = "; ".join(lost)
     # The missing episodes might change a gate that passed.
     outcomes = [

@@ -22,6 +22,7 @@ from safevla_bench.compare.pairs import PairedResults, pair_episodes, task_diffe
 from safevla_bench.compare.policy_results import PolicyResults, join_results, simulator_cells
 from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes
+from safevla_bench.judging.metrics import describe_uneven
 from safevla_bench.judging.provenance_marks import find_mixtures
 from safevla_bench.judging.rates import SAFETY, SR
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -143,6 +144,22 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         # Returns the number of episodes with and without the change, including lost episodes.
         return sum(len(side) + len(side.lost) for side_pair in side_pairs for side in side_pair)
 
+    differences = {
+        metric.key: paired_difference(("changed", "unchanged"), paired_suites, (1, 0), metric.key, options)
+        for metric in MEASURED
+    }
+    # Unless the same specifications judged both suites, the difference in Safety may not come from the change.
+    for side_pair in sides:
+        clauses = ((side.judged_clauses, side.missing_clauses) for side in side_pair)
+        if uneven := describe_uneven(clauses, side_pair[0].headers[0].benchmark):
+            differences[SAFETY.key] = msgspec.structs.replace(
+                differences[SAFETY.key],
+                difference=None,
+                ci=None,
+                p_value=None,
+                excludes_zero=False,
+                no_verdict=uneven,
+            )
     return Change(
         policy=policy,
         change=change,
@@ -151,10 +168,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         unknown=max(sum(paired.count_unknown([0, 1], metric.key) for paired in paired_suites) for metric in MEASURED),
         differing=tuple(dict.fromkeys(name for paired in paired_suites for name in task_differences(paired))),
         mixtures=tuple(mixture for side_pair in common for mixture in find_mixtures(simulator_cells(side_pair))),
-        differences={
-            metric.key: paired_difference(("changed", "unchanged"), paired_suites, (1, 0), metric.key, options)
-            for metric in MEASURED
-        },
+        differences=differences,
     )
 
 

@@ -118,7 +118,17 @@ class PolicyResults(EpisodeOutcomes):
         # `names` maps every old suite name to the new name. All other results stay.
         headers = (msgspec.structs.replace(header, benchmark=names[header.benchmark]) for header in self.headers)
         lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
-        return replace(self, headers=tuple(headers), lost=tuple(lost))
+        judged_clauses, missing_clauses = (
+            tuple((names.get(suite, suite), spec_id) for suite, spec_id in clauses)
+            for clauses in (self.judged_clauses, self.missing_clauses)
+        )
+        return replace(
+            self,
+            headers=tuple(headers),
+            lost=tuple(lost),
+            judged_clauses=judged_clauses,
+            missing_clauses=missing_clauses,
+        )
 
     def select_episodes(self, index: Ints) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order; all else is unchanged."""

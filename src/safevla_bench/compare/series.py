@@ -20,6 +20,7 @@ from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.pairs import number_distinct, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, Protocols, comparison_warnings
 from safevla_bench.errors import RunError
+from safevla_bench.judging.metrics import describe_uneven
 from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, bounded_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
@@ -268,7 +269,10 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
         means = (sums[:, counts > 0] / counts[counts > 0]).T
         return len(means), *page_trend(means)
 
-    values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in GAINS]
+    # Safety has no trend if a specification did not judge all episodes.
+    uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
+    metrics = [metric for metric in GAINS if not (uneven and metric.needs_verdict)]
+    values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in metrics]
     tests = [test_trend(values) for values in values_by_metric]
     # If the metric rises, unknown values become 1 in the first half of the runs, and 0 in the second half.
     # If the metric falls, unknown values become 0 in the first half of the runs, and 1 in the second half.
@@ -278,7 +282,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
         if np.isnan(values).any():
             worst_tests[k] = test_trend(np.where(np.isnan(values), is_late == (tests[k][1] < 0), values))
     adjusted, at_worst = (holm_adjust([p for *_, p in outcomes]) for outcomes in (tests, worst_tests))
-    for k, (metric, (state_count, correlation, _)) in enumerate(zip(GAINS, tests, strict=True)):
+    for k, (metric, (state_count, correlation, _)) in enumerate(zip(metrics, tests, strict=True)):
         unknown, worst_correlation = int(np.isnan(values_by_metric[k]).sum()), worst_tests[k][1]
         p_at_worst = 1.0 if worst_correlation * correlation <= 0 else at_worst[k]  # 1 if the trend is reversed
         yield Trend(

@@ -288,5 +288,5 @@ def _difference_cell(metric: Metric, row: Change) -> Cell:
     # Return the effect on the metric with its interval; without a difference, a dash with the reason.
     result = row.differences[metric.key]
     if result.difference is None:
-        return Cell.dash("no pair has values for both suites")
+        return Cell.dash(result.no_verdict or "no pair has values for both suites")
     return Cell.estimate(result.difference, result.ci, metric.digits, metric.scale)
