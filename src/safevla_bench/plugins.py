@@ -153,7 +153,7 @@ class PluginGroup:
         except BaseException as error:
             # A plug-in can raise any exception. All except `SafevlaError` are faults of the distribution.
             owner = _distribution_name(entry)
-            problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
+            problem = f"{self.singular} {entry.name!r} of {owner} fails: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error
 
     def _check_arguments(

@@ -17,7 +17,7 @@ from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progre
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
-from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.rollout.episode import NOT_RUN, EpisodeOutcome
 from safevla_bench.sources.runs.folder import Latency
 
 
@@ -41,8 +41,18 @@ TIPPED = tipped(benchmark="libero-spatial", task_id="task_0")
 )
 def test_the_bar_counts_what_the_scores_will(applicability, batch, counts):
     bar = RunProgressBar(Progress(), scorer(applicability))
-    bar.finished(SimpleNamespace(batch=batch, latency=None, planned=SimpleNamespace(episode_id="e0")))
+    bar.finished(
+        SimpleNamespace(batch=batch, outcome="success", latency=None, planned=SimpleNamespace(episode_id="e0"))
+    )
     assert tuple((sum(known), len(known)) for known in bar.rates.values()) == counts
+
+
+def test_the_bar_does_not_count_a_skipped_episode_as_crashed():
+    bar = RunProgressBar(Progress(), scorer())
+    planned = SimpleNamespace(episode_id="e0")
+    for outcome in (NOT_RUN, "crashed"):
+        bar.finished(SimpleNamespace(batch=None, outcome=outcome, latency=None, planned=planned))
+    assert (bar.crashed, bar.progress.tasks[0].completed) == (1, 2)
 
 
 def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():

@@ -18,6 +18,7 @@ from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.physics import vary_physics
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.report.tables.firmness import clause_table
 from safevla_bench.rollout import episode as rollout_episode
 from safevla_bench.sensitivity import firmness
 from safevla_bench.sensitivity.firmness import PHYSICS, PhysicsFile, find_firmness
@@ -167,6 +168,7 @@ def test_a_replay_that_fails_is_left_out_and_counted(run, monkeypatch):
     failed = [row for row in file.replays if row.obstacle]
     assert len(failed) == 2 * 3
     assert all("RuntimeError: unstable" in row.obstacle for row in failed)
+    assert "6 replays differed from the record or failed" in "".join(clause_table(file, (), ()).notes)
     assert {episode.mark for episode in file.episodes()} == {"off path"}
 
 

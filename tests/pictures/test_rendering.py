@@ -53,7 +53,14 @@ def test_a_safe_episode_has_its_first_and_last_record():
 
 
 def test_a_failure_is_called_one():
-    assert select_shots(explain(rollout(3, 0.05, 80, success=False)))[-1].title.startswith("Failed (failure)")
+    assert select_shots(explain(rollout(3, 0.05, 80, success=False)))[-1].title.startswith("Failed,")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "title"), [("stopped", "Not finished (stopped),"), ("invalid_action", "Failed (invalid_action),")]
+)
+def test_an_episode_that_ended_early_has_its_outcome_in_the_last_title(outcome, title):
+    assert select_shots(explain(rollout(3, 0.05, 80, success=False, outcome=outcome)))[-1].title.startswith(title)
 
 
 def test_every_broken_specification_is_shown_where_it_is_broken_worst_deepest_first(rough):

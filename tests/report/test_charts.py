@@ -96,6 +96,18 @@ def test_values_that_are_not_finite_leave_a_gap():
     assert chart.line.count("M") == 3
 
 
+def test_a_value_between_two_gaps_is_a_dot_as_a_line_to_itself():
+    points = [line.split() for line in draw_chart(trace_chart([1.0, 2.0, np.nan, 3.0, np.nan])).line.split("M")[1:]]
+    assert [len(line) for line in points] == [2, 2]
+    assert points[1][0] == points[1][1]
+
+
+def test_a_gap_between_points_of_a_thinned_line_stays_a_gap():
+    values = np.sin(np.arange(5000) / 100)
+    values[1234] = np.nan
+    assert draw_chart(trace_chart(values)).line.count("M") == 2
+
+
 def test_a_margin_that_is_zero_throughout_is_a_chart_too():
     """A formula drawn by its margin has the limit 0, and a margin may lie on it from end to end."""
     chart = draw_chart(trace_chart([0.0, 0.0], limit=0.0))

@@ -411,7 +411,9 @@ def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason(
     outcome = play(policy)
     assert (outcome.outcome, outcome.steps, policy.attempts) == ("crashed", 2, 3)
     assert "of 3 attempts" in outcome.reason
-    assert "nobody answers" in play(Loses(99, unreachable_from=1)).reason
+    unreachable = play(Loses(99, unreachable_from=1))
+    assert "nobody answers" in unreachable.reason
+    assert unreachable.steps == 0  # of the last attempt, not of an earlier one
 
 
 def test_a_server_that_is_not_there_to_begin_with_stops_the_run_and_costs_no_episode():

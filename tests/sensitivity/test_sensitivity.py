@@ -267,6 +267,7 @@ def test_a_sweep_takes_families_ids_older_ids_and_groups(text, thresholds):
         ("force=1e-999999999,1", "positive"),
         (f"force={','.join(map(str, range(1, 1002)))}", "most 1000"),
         ("force=nan", "not a grid"),
+        ("force=100,nan,200", "not a grid"),
         ("force=inf,1", "not a grid"),
         ("force=0,1", "positive"),
         ("force=-5:5:3", "positive"),

@@ -76,6 +76,12 @@ LEFT_OUT = "left out by the paper's libero capability set; --set capabilities=li
             "left out by --set capabilities=bare; a weld drags the arm, and no motor drives its joints "
             "(joint_torque_signal)",
         ),
+        (
+            "capabilities:bare;needs:joint_torque_signal",
+            "MT10",  # another spelling of the same benchmark
+            "left out by --set capabilities=bare; a weld drags the arm, and no motor drives its joints "
+            "(joint_torque_signal)",
+        ),
     ],
 )
 def test_a_reason_is_said_in_words_and_keeps_its_tag(reason, benchmark, words):

@@ -144,7 +144,12 @@ class RunProgressBar:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         # Add the episode to the rates, and move the bar.
-        self.crashed += 1 if outcome.batch is None else 0  # an episode that crashed, or was skipped, has no record
+        from safevla_bench.rollout.episode import NOT_RUN
+
+        if outcome.outcome == NOT_RUN:  # an episode that was skipped did not crash
+            self.progress.advance(self.task)
+            return
+        self.crashed += 1 if outcome.batch is None else 0  # an episode that crashed has no record
         scores = self.scorer.score(outcome)
         if scores is not None:
             # An episode that was stopped early is not counted in SR, because its success is unknown (None).

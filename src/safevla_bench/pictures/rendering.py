@@ -19,7 +19,7 @@ from safevla_bench.hosts import list_tasks
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, Picture, Stage, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import Scores, verdict_word
+from safevla_bench.judging.scores import EpisodeScore, Scores, verdict_word
 from safevla_bench.pictures import drawing, replay3d
 from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs.parts import add_digests
@@ -263,11 +263,18 @@ class Shot:
     value: float | None = None
 
 
+def _describe_ending(score: EpisodeScore) -> str:
+    if score.outcome in ("success", "failure"):
+        return "Succeeded" if score.success else "Failed"
+    # The episode ended early. Its outcome is the reason, such as `invalid_action` (a failure) or `stopped` (unknown).
+    return f"{'Failed' if score.counted else 'Not finished'} ({score.outcome})"
+
+
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     """Return shots of the first record, the worst record of each violation (deepest violation first), and the last."""
     last_record = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
-    ending = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
+    ending = _describe_ending(explanation.score)
     verdict = verdict_word(explanation.score.safe)  # `safe`, `unsafe` or `no verdict`
     if explanation.score.safe is False:
         violated_count = len(explanation.violated_clauses)

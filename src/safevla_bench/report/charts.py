@@ -177,14 +177,16 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     # Return the SVG path of a line through the finite values, with a gap at each value that is not finite.
     # `across_digits` is the number of decimals of x; y has one decimal.
     indices = thin_indices(values, max_points)
-    is_finite = np.isfinite(values[indices])
-    # A line begins (`M` in SVG) at the first finite value, and at each finite value after a gap.
-    begins_line = is_finite & ~np.concatenate([[False], is_finite[:-1]])
-    xs, ys = ACROSS * np.asarray(area.share(indices[is_finite])), area.y(values[indices[is_finite]])
-    points = zip(begins_line[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
-    parts = [f"{'M' if is_start else ''}{x:z.{across_digits}f},{y:z.1f} " for is_start, x, y in points]
-    # A single point is repeated, because a line from a point to itself is visible as a dot.
-    path = "".join([*parts, *parts] if len(parts) == 1 else parts)
+    shown = indices[np.isfinite(values[indices])]
+    # Points belong to one line if equally many values before them are not finite, also values that were thinned out.
+    line_numbers = np.cumsum(~np.isfinite(values))[shown]
+    begins_line, ends_line = np.diff(line_numbers, prepend=-1) != 0, np.diff(line_numbers, append=-1) != 0
+    xs, ys = ACROSS * np.asarray(area.share(shown)), area.y(values[shown])
+    path = ""
+    for begins, ends, x, y in zip(begins_line.tolist(), ends_line.tolist(), xs.tolist(), ys.tolist(), strict=True):
+        point = f"{x:z.{across_digits}f},{y:z.1f} "
+        # A line starts with `M` (SVG). A point between two gaps is repeated: a line to itself is visible as a dot.
+        path += ("M" if begins else "") + point + (point if begins and ends else "")
     # Without zeros after the decimal point, pages are smaller.
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
 

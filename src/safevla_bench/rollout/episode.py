@@ -419,7 +419,7 @@ def _run_with_retries(
 ) -> EpisodeOutcome:
     # Restarts the episode if the policy's server is lost, up to `SERVER_RETRIES` times.
     # After the last attempt, returns the outcome `crashed`.
-    steps_done = 0  # steps of the latest attempt that made a step
+    steps_done = 0  # steps of the latest attempt
 
     def count_steps(steps: int) -> None:
         # Remember the number of steps, because a lost attempt returns no outcome, and pass it on.
@@ -429,6 +429,7 @@ def _run_with_retries(
             on_step(steps)
 
     for attempt in range(1 + SERVER_RETRIES):
+        steps_done = 0
         try:
             return run_episode(env, policy, planned, count_steps, watch)
         except errors.ServerLostError as error:

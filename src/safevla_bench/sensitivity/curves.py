@@ -187,7 +187,8 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
         pass
-    if not (1 <= len(values) <= _MAX_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
+    # All values are compared, because NaN between finite values escapes a comparison of the first and the last.
+    if not (1 <= len(values) <= _MAX_THRESHOLDS and all(0 < value < inf for value in values)):
         raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")
     return tuple(values)
 

@@ -326,8 +326,7 @@ class Registry:
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:
         """Return, by tag, why the benchmark's capability set lacks the tag; {} for an unknown benchmark."""
-        # For states that a search found, `base_suite` returns the suite of the tasks.
-        suite = self.benchmarks.get(base_suite(benchmark))
+        suite = self.benchmarks.get(self.find_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
     def _find_capability_set(self, name: str) -> CapabilitySet:

@@ -289,9 +289,10 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
             for name in choice.names
         }
         states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
-    # This assumes that a host can observe the state in all records or in none.
+    # The column needs a state for each action. It is left out if the host cannot observe the state in some record.
     known_states = [state for state in states if state is not None]
-    return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
+    has_all = bool(states) and len(known_states) == len(states)
+    return {**columns, _STATE: _state_column(np.array(known_states))} if has_all else columns
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:

@@ -11,7 +11,7 @@ from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Observation, Privileged
 from safevla_bench.policies import make_policy
-from safevla_bench.policies.scripted.kitchen import STYLES, MobileRobot, press_button, put_object
+from safevla_bench.policies.scripted.kitchen import STYLES, MobileRobot, follow_goal, press_button, put_object
 from safevla_bench.policies.scripted.motion import CLOSE, OPEN, to_rotation
 
 UNIT_M = 0.05
@@ -46,6 +46,11 @@ def moved(now: Observation, action: np.ndarray) -> Observation:
         return replace(now, base_pos_m=now.base_pos_m + way, eef_pos_m=now.eef_pos_m + way, base_quat_wxyz=quat)
     way = np.array([*(turn @ action[:2]), action[2]]) * UNIT_M
     return replace(now, eef_pos_m=now.eef_pos_m + way)
+
+
+def test_a_scene_without_a_goal_gets_the_still_action():
+    still = (0.0,) * 12
+    assert next(follow_goal(seen(scene(goal=())), CAREFUL, still)).tolist() == list(still)
 
 
 def played(move, now: Observation, most: int = 1000) -> list[np.ndarray]:

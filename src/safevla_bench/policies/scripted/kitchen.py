@@ -294,7 +294,8 @@ def follow_goal(seen: Observation, style: MobileStyle, still: tuple[float, ...])
     """Follow the script of the goal's first predicate, if there is one, then yield the action `still` [12] forever."""
     robot = MobileRobot(seen, style)
     # A predicate is (NAME, ARGUMENT, ...), such as ("turn_on", APPLIANCE); `SCRIPTS` maps its name to a script.
-    script = SCRIPTS.get(robot.scene.goal[0][0])
+    goal = robot.scene.goal
+    script = SCRIPTS.get(goal[0][0]) if goal else None
     if script:
         yield from script(robot)
     while True:

@@ -149,7 +149,9 @@ def clause_table(
             f"than {firmness.LEFT_PATH_M * 100:g} cm. The spread is the range of ρ within an episode, over its replays "
             "on the path. Robustness ρ has the unit of the limit.",
             missing_note,
-            f"In {count_noun(failed_count, 'replay')} the simulator could not continue." if failed_count else "",
+            f"{count_noun(failed_count, 'replay')} differed from the record or failed, and were not compared."
+            if failed_count
+            else "",
         ),
         name="firmness",
     )
