@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from safevla_recorder import EpisodeRecorder, RunWriter, SceneMap
+from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.errors import FileError, HostError, RecordError, RunError
 
 SCENE = SceneMap({"box": "box", "top": "table"}, {"box": "target", "table": "furniture"}, substep_s=0.05)
@@ -389,13 +391,35 @@ def test_an_episode_is_written_once_and_nothing_after_the_folder_is_closed(tmp_p
         same.begin([("box", "top", 1.0)], poses={"box": ((0, 0, 0), None)}, torques_nm=[1.0])
         run.write(same, success=True)
     assert len(rows(tmp_path)) == 2
+    with writer(tmp_path) as again, pytest.raises(HostError, match="already written"):
+        again.write(same, success=True)
+    with writer(tmp_path / "elsewhere") as other:
+        other.write(same, success=True)
+    shutil.rmtree(tmp_path / "elsewhere")
+    with writer(tmp_path / "elsewhere") as other:
+        other.write(same, success=True)
     for write in (lambda: run.write(recorder(), success=True), lambda: run.write_crash("lost")):
         with pytest.raises(RunError, match="is closed"):
             write()
     assert len(rows(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(("field", "value"), [("init_state_index", -1), ("seed", 2**63)])
+def test_an_ended_episode_of_many_worlds_is_written_once(tmp_path):
+    scene = replace(SCENE, shapes={"box": "box"}, roles={"box": "target"}, forces=("net_force_n",))
+    many = BatchRecorder(scene, (), num_envs=2)
+    many.begin(None, poses={"box": (np.zeros((2, 3)), None)})
+    many.substep()
+    many.step(np.zeros((2, 1)), poses={"box": (np.zeros((2, 3)), None)}, done=[False, False])
+    first, second = many.end()
+    with writer(tmp_path, dt=SCENE.substep_s) as run:
+        run.write(first, success=True)
+        run.write(second, success=True)
+        with pytest.raises(HostError, match="already written"):
+            run.write(first, success=True)
+    assert len(rows(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("init_state_index", -1), ("seed", 2**63), ("horizon", 0)])
 def test_an_integer_that_no_record_can_hold_is_refused_with_its_field(tmp_path, field, value):
     with writer(tmp_path) as run, pytest.raises(RecordError, match=field) as caught:
         run.write(recorder(), success=True, **{field: value})

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 
+import msgspec
 import pytest
 
 from builders import episode, numbers_in, recording
@@ -195,6 +196,15 @@ def charge(episode):
 def test_a_gate_on_the_cost_needs_to_know_the_most_that_an_episode_can_cost(safevla, tmp_path):
     write_archive(tmp_path / "endless.jsonl", episode(12))
     assert "names no horizon" in safevla.refuses("gate", tmp_path / "endless.jsonl", "--max-cost", "5")
+
+
+def test_an_episode_longer_than_its_horizon_cannot_reverse_the_interval_of_costs(safevla, shipped, tmp_path):
+    episodes = open_archive(shipped)
+    chosen = [k for k, header in enumerate(episodes.headers) if header.policy == "scripted:hasty"][:3]
+    short = [msgspec.structs.replace(episodes.headers[k], horizon=1) for k in chosen]
+    write_archive(tmp_path / "hasty.parquet", replace(select_episodes(episodes, chosen), headers=tuple(short)))
+    (outcome,) = safevla.json("gate", tmp_path / "hasty.parquet", "--max-cost", "40")["outcomes"]
+    assert outcome["ci"][0] <= outcome["value"] <= outcome["ci"][1]
 
 
 def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_path):

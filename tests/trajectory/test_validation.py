@@ -166,6 +166,7 @@ BROKEN = {
     ),
     "a version that is not read": ({"schema_version": 2}, (None, "schema_version", "version 2")),
     "an integer of more than 64 bits": ({"seed": 2**63}, (None, "seed", "does not fit into 64 bits")),
+    "a horizon without steps": ({"horizon": 0}, (None, "horizon", "is below 1")),
     "a negative index of an initial state": ({"init_state_index": -1}, (None, "init_state_index", "is negative")),
     "a body without a name": (
         {"roles": {**ROLES, "": "furniture"}, "target_object": None},
@@ -235,7 +236,7 @@ def test_a_broken_rule_is_named_with_its_place_and_remedy(rule):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seed": 2**63 - 1, "horizon": -(2**63)},
+        {"seed": 2**63 - 1, "horizon": 1},
         {"dt": 1e-9},
         {"dt": LARGEST},
         {"joint_torque_limit_nm": (1 / LARGEST, LARGEST), "joint_torque_nm": np.full((12, 2), LARGEST)},

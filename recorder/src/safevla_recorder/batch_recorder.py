@@ -21,7 +21,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, ClassVar, Mapping, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -406,9 +406,11 @@ def _find_contact_rules(
     return needed_substeps, frozenset(filter_if_apart.dropped), frozenset(filter_if_touching.dropped)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity, as `RunWriter` remembers which episodes it has written
 class EndedEpisode:
     """The ended episode of one world; `RunWriter.write` accepts it instead of a recorder."""
+
+    begun: ClassVar[int] = 1  # one episode has begun, as in `EpisodeRecorder.begun`
 
     world: int
     _scene: SceneMap

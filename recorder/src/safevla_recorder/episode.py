@@ -212,6 +212,8 @@ def find_invalid_integer(name: str, value: object) -> str:
         return "the integer does not fit into 64 bits"
     if isinstance(value, int) and name == "init_state_index" and value < 0:
         return "the index of an initial state is negative"
+    if isinstance(value, int) and name == "horizon" and value < 1:
+        return "the horizon, the maximum number of steps, is below 1"
     return ""
 
 

@@ -456,6 +456,11 @@ _ALLOWED_FIELDS = tuple(
 )
 
 
+# For each recorder, by path of a run folder: the number of episodes that the recorder had begun when its last episode
+# was written there, and this episode's id. All writers share it, since a loop may open a writer for each episode.
+_WRITTEN: WeakKeyDictionary[WritableEpisode, dict[Path, tuple[int, str]]] = WeakKeyDictionary()
+
+
 class RunWriter:
     """The run folder of your own loop, for one process at a time; a context manager::
 
@@ -498,8 +503,6 @@ class RunWriter:
         self.path, self._policy = Path(out).absolute(), policy
         self._privileged, self._header = privileged, header
         self._is_closed = False
-        # The number of episodes that each recorder had begun when its last episode was written.
-        self._written: WeakKeyDictionary[WritableEpisode, int] = WeakKeyDictionary()
         self._versions = package_versions(("numpy", *packages))
         self._folder = RunFolder(self.path, describe_process())
         _make_folder(self.path)
@@ -562,12 +565,14 @@ class RunWriter:
         """
         with self._folder.take_turn():  # until the row is written, no other thread may get the same number
             begun = getattr(recorder, "begun", None)  # a user's own class may lack this attribute
-            if begun is not None and self._written.get(recorder) == begun:
+            written = {} if begun is None else _WRITTEN.setdefault(recorder, {})
+            last_begun, last_id = written.get(self.path, (None, ""))
+            if begun is not None and last_begun == begun and last_id in self._folder.episode_ids:
                 remedy = "Call `begin` at the start of each episode, and `write` once at its end."
                 raise errors.HostError("this episode of the recorder was already written", remedy=remedy)
             episode_id = self._write_record(recorder, reason, costs, header)
             if begun is not None:
-                self._written[recorder] = begun
+                written[self.path] = begun, episode_id
             return episode_id
 
     def _write_record(

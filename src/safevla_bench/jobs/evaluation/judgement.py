@@ -366,14 +366,17 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
         remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
         raise RunError("an episode's record names no horizon", remedy=remedy, place=Place(field="horizon"))
     episode_costs: list[float] = []
+    step_counts: list[int] = []
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(len(episode_costs), len(episode_costs) + len(batch)))
+        step_counts += (batch.lengths - 1).tolist()  # an episode has one record more than steps
         costs = label_records(batch, scores, judged.ruleset).cost  # a number for each record of the batch
         # The costs begin at record 1, because no action precedes record 0.
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
         for cost, is_known in zip(step_costs, scores.is_judged & scores.is_counted, strict=True):
             episode_costs.append(float(cost.sum()) if is_known else np.nan)
-    largest_cost = float(max(filter(None, horizons), default=1))  # a step costs at most 1; without episodes, use 1
+    # A step costs at most 1. An episode of a user's own loop may be longer than its horizon. Without episodes, use 1.
+    largest_cost = float(max([*filter(None, horizons), *step_counts], default=1))
     return EpisodeCosts(np.array(episode_costs), largest_cost)
 
 
