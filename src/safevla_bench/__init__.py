@@ -26,6 +26,7 @@ __all__ = list(_MODULE_OF)
 
 def __getattr__(name: str) -> object:
     """Return a public name, importing its module on first use. Raises `AttributeError` for any other name."""
+    # Python calls this function for names that the package lacks. `_MODULE_OF` maps public names to their modules.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

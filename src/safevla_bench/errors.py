@@ -51,8 +51,9 @@ class DamageError(RecordError):
     def __init__(
         self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
+        # A message has the place (such as file and episode), the problem, and the remedy, which says what to do.
         super().__init__(problem, remedy=remedy, place=place)
-        self.episodes = episodes
+        self.episodes = episodes  # number of lost episodes; None = unknown
 
 
 class FormulaError(SafevlaError):
@@ -61,8 +62,9 @@ class FormulaError(SafevlaError):
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
+        # A message has the place (such as a file), the problem, and the remedy, which says what to do.
         super().__init__(problem, remedy=remedy, place=place)
-        self.column = column
+        self.column = column  # position of the error in the formula's text, from 1; None = unknown
 
 
 class SpecError(SafevlaError):
@@ -123,18 +125,21 @@ class CollectedError(SafevlaError):
     _margin = ""  # no indentation, because the texts of `errors` are indented already
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
+        # The message consists of the texts of all errors, one after the other.
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors), remedy=remedy)
 
 
 def describe_cause(error: BaseException) -> str:
     """Return an error's text; of an `OSError`, only the system's reason, without its number and file."""
+    # An error without a text gets the name of its class.
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
 def is_integer(value: object) -> TypeGuard[SupportsIndex]:
     """Return whether the value is an integer, such as Python's or NumPy's. A Boolean does not count as an integer."""
     try:
+        # `operator.index` converts integers of any type to Python's, and raises `TypeError` for all other values.
         return not isinstance(value, bool) and type(operator.index(value)) is int  # type: ignore[arg-type]
     except TypeError:
         return False

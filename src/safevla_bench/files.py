@@ -33,7 +33,7 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
-    _require_regular(path.stat(), path)
+    _require_regular(path.stat(), path)  # raises `OSError`
     # O_NONBLOCK: a pipe may replace the file after the check above; opening it must not block.
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     _require_regular(os.fstat(stream.fileno()), path)
@@ -57,6 +57,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
     """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` if too large."""
+    # `within` is a folder that must contain the file; None = no such limit.
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
@@ -73,6 +74,7 @@ def decode_json(text: bytes | str, kind: type[T]) -> T:
     """Parse a JSON text from an untrusted source. Raises msgspec's errors, and `ValueError` if the values could exhaust
     memory. This check is needed because msgspec 0.22.0 ends the process when an allocation fails.
     """
+    # `kind` is the type of the result. `_LARGEST_GROWTH` is the maximum number of bytes of memory per byte of JSON.
     if len(text) * _LARGEST_GROWTH > read_budget():
         gib = len(text) * _LARGEST_GROWTH / (1 << 30)
         raise ValueError(f"values may need more memory than allowed; if you trust the text, set {SETTING}={gib:.2g}")
@@ -84,11 +86,13 @@ _LARGEST_GROWTH = 30  # maximum bytes of memory per byte of JSON: 3 bytes of tex
 
 def read_shipped(package: str, name: str, kind: type[T]) -> T:
     """Return the content of a TOML file in one of our packages, converted to `kind`."""
+    # `package` is the name of a Python package, and `name` is the file's name in it.
     return msgspec.toml.decode(resources.files(package).joinpath(name).read_bytes(), type=kind)
 
 
 def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
     """Fill a template from one of our packages with `values`. Values are only escaped by filters in the template."""
+    # `filters` maps names to functions that the template can apply to values. A value that is missing is an error.
     from jinja2 import Environment, StrictUndefined
 
     engine = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
@@ -99,6 +103,7 @@ def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., s
 
 def list_shipped(package: str) -> tuple[str, ...]:
     """Return the names of the TOML files in one of our packages, without the suffix, sorted."""
+    # `package` is the name of a Python package.
     files = (path.name for path in resources.files(package).iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
@@ -141,8 +146,8 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     the target, so that readers see the old or the new file. A device or a pipe is written directly. Raises `FileError`
     if writing fails or the block raises an `OSError`; an existing target then stays unchanged.
     """
-    with translated_errors(path):
-        if path.exists() and not path.is_file() and not path.is_dir():
+    with translated_errors(path):  # turns an `OSError` into a `FileError`
+        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe
             with path.open("wb") as stream:
                 yield stream
             return
@@ -159,10 +164,11 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
     `FileError` if a file cannot be written (existing files are then unchanged) or renamed (files may then be missing).
     """
     with ExitStack() as stack:
-        temporaries: dict[Path, Path] = {}
+        temporaries: dict[Path, Path] = {}  # final path -> path of the finished temporary file
         for name in sorted(contents, key=lambda name: name != chief):  # `chief` comes first
             path, content = folder / name, contents[name]
             with translated_errors(path):
+                # When the stack is left, temporary files that were not renamed are removed.
                 temporaries[path] = stack.enter_context(_temporary_path(path))
                 with _synced_file(temporaries[path]) as stream:
                     stream.write(content.encode() if isinstance(content, str) else content)
@@ -176,7 +182,7 @@ def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str
 
 @contextmanager
 def _synced_file(path: Path) -> Iterator[IO[bytes]]:
-    # Creates a file and yields its stream. After the block, the content is on disk.
+    # Creates an empty file and yields its stream. After the `with` block, the content is safely on disk.
     path.unlink(missing_ok=True)  # remove a link, or the file of a dead process with this process id
     with path.open("x+b") as stream:
         yield stream
@@ -186,7 +192,8 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    # Yields a hidden path next to `path`. After the block, removes the file at this path, unless it was renamed.
+    # Yields a hidden path in the folder of `path`; the caller creates the file. After the `with` block, removes the
+    # file at this path, unless it was renamed.
     temporary = path.parent / f".{path.name}.{os.getpid()}{_PARTIAL_SUFFIX}"
     try:
         yield temporary
@@ -215,13 +222,14 @@ def write_all(descriptor: int, content: bytes) -> None:
     """Write every byte to a file descriptor, in as many writes as needed. `OSError` propagates."""
     remaining = memoryview(content)
     while remaining:
-        remaining = remaining[os.write(descriptor, remaining) :]
+        remaining = remaining[os.write(descriptor, remaining) :]  # `os.write` returns the number of written bytes
 
 
 def own_path(folder: Path, *names: str) -> Path:
     """Return the path of an output in a folder. Raises `FileError` for a device, a pipe, or a link out of `folder`."""
     path = folder.joinpath(*names)
     with translated_errors(path):
+        # `translated_errors` turns the `OSError` of a refused path into a `FileError`.
         if not path.resolve().is_relative_to(folder.resolve()):
             raise OSError(errno.EPERM, f"a link leads out of {folder.name}", str(path))
         if path.exists() and not path.is_dir():

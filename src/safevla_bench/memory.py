@@ -27,7 +27,7 @@ _STATM = "/proc/self/statm"
 
 def read_budget() -> int:
     """Return the memory that reading may use [bytes]. Raises `SafevlaError` unless `SETTING` is a positive number."""
-    text = os.environ.get(SETTING, "")
+    text = os.environ.get(SETTING, "")  # the environment variable, in GiB; empty = use the default
     try:
         gib = float(text or DEFAULT_GIB)
     except ValueError:
@@ -46,12 +46,13 @@ class _DataLimit:
     """The soft memory limit of this process, which is lowered while at least one thread is reading."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # The limit is that of the operating system for this process. Several threads may read at the same time.
+        self._lock = threading.Lock()  # protects the two values below
         self._readers = 0  # number of threads that are reading
         self._former_limits: tuple[int, int] | None = None  # soft and hard limit to restore; None = not lowered
 
     def enter(self) -> None:
-        # Counts one more reading thread; the first thread lowers the limit.
+        # Counts one more reading thread. The first thread lowers the memory limit of this process.
         budget_bytes = read_budget()
         with self._lock:
             self._readers += 1
@@ -114,7 +115,7 @@ def limit_memory(file: object) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    # Return whether memory ran out: in Python, NumPy or pyarrow, or while importing a module or starting a thread.
+    # Returns whether memory ran out: in Python, NumPy or pyarrow, or while importing a module or starting a thread.
     match error:
         case MemoryError():  # includes NumPy's `_ArrayMemoryError` and pyarrow's `ArrowMemoryError`
             return True
@@ -129,7 +130,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def memory_error(file: object) -> DamageError:
     """Return the error for a file whose reading needed too much memory."""
-    gib = read_budget() / (1 << 30)
+    gib = read_budget() / (1 << 30)  # the limit in GiB; `file` is the path of the file or its name in messages
     return DamageError(
         f"reading needs more memory than the limit of {gib:g} GiB",
         remedy=f"A small file that needs so much memory may be malicious. If you trust it, set {SETTING}={2 * gib:g}.",
@@ -139,6 +140,7 @@ def memory_error(file: object) -> DamageError:
 
 def limit_each(file: object, items: Iterable[T]) -> Iterator[T]:
     """Yield the items of an iterator that reads an untrusted file; each item is read within `limit_memory`."""
+    # A limit must not stay in force while the caller uses an item, so each item gets a separate `with` block.
     iterator = iter(items)
     while True:
         with limit_memory(file):

@@ -27,6 +27,7 @@ OWN_DISTRIBUTION = "safevla-bench"
 
 def format_call(name: str, arguments: Mapping[str, str]) -> str:
     """Format a call, such as `python:os:system(command='ls')`, without the values of secrets."""
+    # The value of an argument whose name means a secret, such as `api_key`, is replaced by `HIDDEN`.
     shown = (f"{key}={HIDDEN if is_secret_name(key) else repr(value)}" for key, value in arguments.items())
     return f"{name}({', '.join(shown)})"
 
@@ -38,6 +39,7 @@ _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(f
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
     """In the `with` block, trust the code and files that `files` name. Messages suggest `--trust` for `command`."""
+    # `_trust` is a context variable, so that other threads are not affected. The token restores its former value.
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -47,13 +49,13 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 def is_trusted(named_by: Path | None) -> bool:
     """Return whether the file `named_by` may name code and files; True for None, which means the user's arguments."""
-    trusted_files, _ = _trust.get()
+    trusted_files, _ = _trust.get()  # the files of the surrounding `trusting` block, and its command
     return named_by is None or named_by.resolve() in trusted_files
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
-    if uses and not is_trusted(named_by):
+    if uses and not is_trusted(named_by):  # None, which means the user's own arguments, is always trusted
         file, (_, command) = shlex.quote(str(named_by)), _trust.get()
         problem = f"the file is not trusted, so the code and files that it names were not used: {'; '.join(uses)}"
         step = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
@@ -63,6 +65,7 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
     """Raise `error` if an argument has a secret's name, or if its value is a secret or a URL with a user or a query."""
     for name, value in arguments.items():
+        # `redact_secrets` changes a text that contains a known secret, or a URL with a user name or parameters.
         if is_secret_name(name) or redact_secrets(value) != value:
             detail = "" if is_secret_name(name) else " with a secret, or a URL with a user name or a query"
             problem = f"all arguments are written into the run, but {owner} has the argument {name!r}{detail}"
@@ -102,6 +105,7 @@ class PluginGroup:
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the installed plug-ins, sorted."""
+        # Installed distributions declare entry points, which name plug-ins, in groups.
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
@@ -116,11 +120,13 @@ class PluginGroup:
 
     def load(self, name: str) -> tuple[Any, ...]:
         """Return the objects of the entry points with that name, or () if there are none. Raises `PluginError`."""
+        # Several distributions may declare an entry point with the same name. Loading imports its module.
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
+        # `arguments` are checked only for secrets. `self.error` is the class of this group's errors.
         entries = tuple(entry_points(group=self.group, name=name))
         if not entries:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
@@ -145,7 +151,8 @@ class PluginGroup:
         return self._guard_plugin(entry, load_and_call)
 
     def _guard_plugin(self, entry: EntryPoint, action: Callable[[], Any]) -> Any:
-        # Returns the result of `action`, which runs code of the plug-in. Raises `PluginError` if this code fails.
+        # Returns the result of `action`, which runs code of the plug-in `entry`. Raises `PluginError` if this code
+        # fails. A `SafevlaError`, which has a clear message, and Ctrl-C propagate.
         try:
             return action()
         except (KeyboardInterrupt, SafevlaError):
@@ -159,7 +166,8 @@ class PluginGroup:
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional_count: int
     ) -> None:
-        # Raises the group's `error` if the factory does not accept the keyword arguments.
+        # Raises the group's `error` if the factory of the plug-in `name` does not accept the keyword arguments.
+        # `positional_count` is the number of arguments that are passed by position.
         if not arguments:
             return
         # Leave out the first parameters: this package passes them by position, so the user cannot pass them.
@@ -174,5 +182,5 @@ class PluginGroup:
 
 
 def _distribution_name(entry: EntryPoint) -> str:
-    # Returns the installed package that provides the entry point; some entry points do not know theirs.
+    # Returns the name of the installed distribution that provides the entry point, if the entry point knows it.
     return entry.dist.name if entry.dist else "an unnamed distribution"

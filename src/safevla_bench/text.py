@@ -53,7 +53,7 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
         is_zero = not text.strip("-0.")
         return text.removeprefix("-") if is_zero else text
     exact = Fraction(value)
-    # the rounded absolute value, in units of the last decimal place
+    # The rounded absolute value, in units of the last decimal place.
     last_places = math.floor(abs(exact) * 10**digits + Fraction(1, 2))
     integer, decimals = divmod(last_places, 10**digits)
     sign = "-" if exact < 0 and last_places else ""
@@ -66,7 +66,8 @@ def join_lines(text: str) -> str:
     >>> join_lines("no such file\n  Name another.")
     'no such file. Name another.'
     """
-    # A line that does not end in one of these characters gets a period.
+    # A line that does not end in one of these characters gets a period. A line break and the indent after it become a
+    # space.
     return re.sub(r"([.:;]?)\n\s*", lambda line_end: f"{line_end[1] or '.'} ", text)
 
 
@@ -87,6 +88,7 @@ def format_significant(value: float, figures: int = 3) -> str:
     """Return a value without exponent, with `figures` significant figures, all integer digits, at most 9 decimals."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
+    # The logarithm is the place of the first significant figure: 0 for ones, -1 for tenths.
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
     text = format_fixed(value, min(_MAX_DECIMALS, max(0, decimals)))
     is_zero = not text.strip("-0.")  # the value is too small for `_MAX_DECIMALS`
@@ -95,7 +97,7 @@ def format_significant(value: float, figures: int = 3) -> str:
 
 def format_compact(value: float) -> str:
     """Return a round number, such as a limit or an axis tick, without trailing zeros or binary rounding errors."""
-    text = format_fixed(round(value, 9), 6)
+    text = format_fixed(round(value, 9), 6)  # six decimals
     return text.rstrip("0").removesuffix(".")
 
 
@@ -106,6 +108,7 @@ def format_against_limit(value: float, limit: float) -> str:
     for figures in range(3, 16):
         text = format_significant(value, figures)
         # A value needs no further figures if it equals the limit or is infinitely far from the limit.
+        # Fractions compare the text and the limit exactly.
         if value == limit or not math.isfinite(value - limit) or Fraction(text) != Fraction(limit):
             return text
     return repr(value)
@@ -116,6 +119,7 @@ _UNIT_SYMBOLS = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
     """Return a unit's symbol and the factor for values. Meters become mm (factor 1000) if `limit` is below 0.1 m."""
+    # `limit` is a number in `unit`, such as the limit of the values.
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000
     return _UNIT_SYMBOLS.get(unit, unit), 1
@@ -153,6 +157,7 @@ _SECRET_NAME = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Return whether an argument with this name is a secret, such as `api_key` or `hf_token`, but not `key_file`."""
+    # The pattern finds such names by their last words, such as `token` or `api_key`.
     return _SECRET_NAME.search(name) is not None
 
 
@@ -166,6 +171,7 @@ def break_log_commands(text: str) -> str:
     >>> break_log_commands("::error::a::b ##[group]")
     ': :error::a::b # #[group]'
     """
+    # Each match is the first character of a mark. It is kept, and a space is added.
     return _LOG_COMMANDS.sub(r"\g<0> ", text)
 
 
@@ -176,6 +182,7 @@ def escape_json(content: bytes) -> bytes:
     r"""Return equivalent JSON in which every invisible character is escaped as `\uXXXX`."""
     if content.isascii() and b"\x7f" not in content:  # DEL is ASCII's only invisible character allowed in JSON strings
         return content
+    # Only characters outside of printable ASCII are examined; visible ones are kept.
     # The slice removes the quotation marks that `json.dumps` puts around the escaped character.
     return _NOT_PRINTABLE_ASCII.sub(
         lambda match: match[0] if is_visible(match[0]) else json.dumps(match[0])[1:-1], content.decode()
@@ -188,8 +195,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def load_json(content: bytes | str, **options: Any) -> Any:
     """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, `RecursionError` for deep nesting."""
     text = content if isinstance(content, str) else content.decode("utf-8")
-    document = json.loads(text, **options)
-    if _SURROGATE.search(text):
+    document = json.loads(text, **options)  # `options` are keyword arguments of `json.loads`
+    if _SURROGATE.search(text):  # the text has an escape of a surrogate, which may be valid as part of a pair
         # A lone surrogate cannot be encoded as UTF-8. JSON text can contain it only as an escape.
         try:
             json.dumps(document, ensure_ascii=False).encode()
@@ -200,8 +207,9 @@ def load_json(content: bytes | str, **options: Any) -> Any:
 
 def require_unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """Return an object of JSON as a table, as an `object_pairs_hook`. Raises `ValueError` for a repeated key."""
+    # `json.loads` calls an `object_pairs_hook` with the (key, value) pairs of each object.
     table = dict(pairs)
-    if len(table) < len(pairs):
+    if len(table) < len(pairs):  # a repeated key exists; name the most frequent one
         ((repeated, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {repeated!r} is repeated")
     return table
@@ -231,6 +239,7 @@ def describe_lookalikes(plural: str, names: Iterable[str]) -> list[str]:
     """
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
+        # Names that look the same become equal; NFKC replaces variants of characters, such as wide letters.
         folded = unicodedata.normalize("NFKC", escape_controls(name)).translate(_LOOKALIKES)
         groups.setdefault(" ".join(folded.split()), []).append(name)  # different spaces look alike, too
     name_lists = (", ".join(map(ascii, group)) for group in groups.values() if len(group) > 1)
@@ -247,6 +256,7 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
     >>> shorten_name("a" * 200, 50)
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
+    # The last `_TAIL_CHARACTERS` (36) characters are kept, because long names often differ there.
     start = name[: longest - _TAIL_CHARACTERS - len(" … ")]
     return name if len(name) <= longest else f"{start} … {name[-_TAIL_CHARACTERS:]}"
 
@@ -261,7 +271,7 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
     """Return a remedy that lists the choices after `label`. A choice that is similar to `name` is suggested first."""
     names = list(choices)
     close = get_close_matches(name, names, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
+    guess = f"did you mean {close[0]!r}? " if close else ""  # empty if no choice is similar
     return f"{guess}{label}: {', '.join(names) or 'none'}"
 
 
@@ -287,6 +297,7 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
         kind_of_error, key = key_error.groups()
         problem = f"unknown key {key!r}" if kind_of_error == "contains unknown" else f"the key {key!r} is missing"
     elif type_error:
+        # `expected_types` are joined by " | "; `constraint` is a further rule, such as a length, or "".
         expected_types, constraint, actual_type = type_error.groups()
         kinds = [kind for kind in expected_types.split(" | ") if kind != "null"]  # TOML has no null
         expected = " or ".join(_TYPES.get(kind, kind) for kind in kinds) or "null"
@@ -301,13 +312,14 @@ def explain_mismatch(error: Exception) -> tuple[str, str]:
 
 def quote_toml(text: str) -> str:
     """Return a text as a TOML string; characters that are not visible are escaped."""
-    quoted = json.dumps(text, ensure_ascii=False)
+    quoted = json.dumps(text, ensure_ascii=False)  # TOML's quotation marks and short escapes are those of JSON
     return "".join(character if is_visible(character) else f"\\U{ord(character):08x}" for character in quoted)
 
 
 @cache
 def warn_once(*parts: str) -> None:
     """Log a warning once per process. Its text joins the parts, such as a file and a problem."""
+    # `cache` runs this function only once for the same parts.
     _log.warning("warning: %s", ": ".join(parts))
 
 
@@ -331,6 +343,7 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
     """
+    # `counts` maps each item's name to its count.
     texts = [f"{count} of {name}" for name, count in counts.items()]
     rest = [f"and {len(texts) - longest} more"] if len(texts) > longest else []
     return ", ".join([*texts[:longest], *rest])
@@ -341,6 +354,7 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
 
 def terminal_width() -> int:
     """Return the line width in characters: COLUMNS, else the terminal's width, else a million for a pipe or a file."""
+    # The argument is the size (columns, lines) for an output that is not a terminal.
     return shutil.get_terminal_size((10**6, 24)).columns
 
 
@@ -360,6 +374,8 @@ def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = spl
 
     if cell_len(line) <= width:
         return [line]
+    # A terminal cell is the width of a letter; some characters take two cells. `split` returns the words of the line,
+    # each with the spaces after it.
     pieces = [""]
     for word in split(line):
         if cell_len((pieces[-1] + word).rstrip()) <= width:  # spaces at the end of a piece are dropped below

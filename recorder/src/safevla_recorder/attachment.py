@@ -54,6 +54,8 @@ class RecordableEnv(ABC):
     unstable_steps = 0  # number of MuJoCo's resets of unstable states before the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
+        # `env` is robosuite's environment, `task` has the names for its episodes, and `versions` maps distributions,
+        # such as mujoco, to their versions.
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
@@ -64,7 +66,7 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def subscribe(self, cutter: EpisodeCutter) -> Undo:
-        """Add hooks that report the environment's events to `cutter`; return a function that removes the hooks."""
+        """Add hooks that report events to `cutter`, which forms episodes. Return a function that removes the hooks."""
 
     @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
@@ -78,13 +80,13 @@ class RecordableEnv(ABC):
     @property
     def is_recorded(self) -> bool:
         """True if a recording already uses this environment; a safety monitor does not count as a recording."""
-        # `subscribe_steps` replaces the instance's `step` by a function with the attribute `is_recording`.
+        # A recording replaces the instance's `step` by a function with the attribute `is_recording`.
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
         """Return how often MuJoCo has reset the simulation because it was unstable; 0 if `env` has no simulation."""
         simulation = getattr(self._env, "sim", None)
-        data = getattr(getattr(simulation, "data", None), "_data", None)
+        data = getattr(getattr(simulation, "data", None), "_data", None)  # MuJoCo's own `MjData`
         return 0 if data is None else unstable_steps(data)
 
     @abstractmethod
@@ -97,7 +99,7 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def target_object(self) -> str | None:
-        """Return the first target object of the goal; None if the goal has no target."""
+        """Return the name of the first target object of the goal; None if the goal has no target."""
 
     def instruction(self) -> str:
         """Return the current episode's instruction."""
@@ -105,6 +107,7 @@ class RecordableEnv(ABC):
 
     def header_fields(self) -> dict[str, object]:
         """Return the host-specific fields for an episode's header."""
+        # By default there are none; a subclass for a simulator may add fields.
         return {}
 
     @property
@@ -114,16 +117,20 @@ class RecordableEnv(ABC):
 
     def read_simulation(self) -> dict[str, object]:
         """Return the facts about robosuite's environment that the function `read_simulation` collects."""
+        # The facts: whether there is an offscreen renderer, whether a reset makes a new simulation, OpenBLAS's kernels.
         return read_simulation(self._env)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return the fixtures' poses after the last reset, in the format of the function `read_poses`."""
+        """Return the poses of the fixtures' root bodies after the last reset, by name of the body."""
+        # Seven numbers for each body, relative to its parent: position [3] in m, quaternion [4] wxyz.
         return read_poses(self._env, self.fixture_roots())
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
         """Return the header that `safevla eval` would write, without the facts that only `safevla eval` knows."""
+        # `recorder` has the episode's records. `env_seed` is the seed of the reset before the episode, and `index` is
+        # the index of its initial state; None = unknown.
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -161,7 +168,7 @@ def episode_header(
 
 def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
     """Return, by name, each body's pose relative to its parent: position [3] in m, then quaternion [4] wxyz."""
-    bodies = [(name, env.sim.model._model.body(name)) for name in names]
+    bodies = [(name, env.sim.model._model.body(name)) for name in names]  # in MuJoCo's model, relative to the parent
     return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
 
@@ -218,6 +225,7 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
     """Yield `env` and its inner objects, outermost first: attributes named in `_INNER_ATTRIBUTES` or of type `kind`."""
+    # Such attributes may contain a wrapped environment. At most `_MAX_LAYERS` objects are visited.
     seen: list[object] = []
     to_visit = [env]
     while to_visit and len(seen) < _MAX_LAYERS:
@@ -241,7 +249,7 @@ def _read_attribute(layer: object, name: str, default: object = None) -> object:
 
 def is_unmade(env: object) -> bool:
     """Return whether `env` is a wrapper whose first reset will make the inner environment."""
-    if _read_attribute(env, "reset") is None:
+    if _read_attribute(env, "reset") is None:  # an object without `reset` is not a wrapper
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
     layers = _env_layers(env, type(None))  # follows only `_INNER_ATTRIBUTES`: no layer has the type of None
@@ -267,14 +275,16 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
     environment is closed, a hook reports an interruption.
     """
 
+    # `cutter` turns the reported events into episodes.
     def step(original: Any, *args: Any, **kwargs: Any) -> object:
+        # Replaces the environment's `step`: calls the `original` method, and reports its action, result or error.
         cutter.before_step(args[0] if args else kwargs.get("action"))
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
             cutter.on_error(error)
             raise
-        with cutter.guard():
+        with cutter.guard():  # an error in this block does not reach the user's loop
             info = result[-1]  # robosuite's dict of further facts about the step
             cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
         return result
@@ -319,8 +329,9 @@ class _RunningEpisode:
     costs: list[object] = field(default_factory=list)
 
 
-# Decorator for methods of `EpisodeCutter`: runs the method inside `guard`, so that errors do not reach the user's loop.
 def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
+    # A decorator for methods of `EpisodeCutter`: run the method inside `guard`. If the method raises an error, `guard`
+    # drops the running episode and warns, so that the error does not reach the user's loop.
     @wraps(method)
     def call_guarded(self: EpisodeCutter, *args: object, **kwargs: object) -> None:
         with self.guard():
@@ -338,6 +349,8 @@ class EpisodeCutter:
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
+        # `rules` are the facts about the user's loop. `next_number` returns the number of the task's next episode.
+        # `keep` receives each ended episode: its row, and the bytes of its file (None = no file).
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
         self._awaits_reset = False  # True from an episode's end to the next reset or new state
@@ -365,18 +378,18 @@ class EpisodeCutter:
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
-            running, self._running = self._running, None
-            self._awaits_reset = True
+            running, self._running = self._running, None  # `running` is the dropped episode; None = no episode ran
+            self._awaits_reset = True  # further steps are not recorded until the next reset or new state
             self.lost += 1
             reason = str(error) if isinstance(error, SafevlaError) else f"{type(error).__name__}: {error}"
             if running is not None:
                 with suppress(Exception):
-                    running.detach()
-                with suppress(Exception):
+                    running.detach()  # removes the recorder's hooks
+                with suppress(Exception):  # store only the episode's row, without a record
                     self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
             if is_from_signal(error):
                 raise
-            if reason not in self._warned_reasons:
+            if reason not in self._warned_reasons:  # warn once of each reason
                 self._warned_reasons.add(reason)
                 with suppress(Exception):  # the log or stderr may be closed
                     _log.warning("an episode of %s is not recorded: %s", self._env.task.task_id, reason)
@@ -396,6 +409,7 @@ class EpisodeCutter:
         """
         if self._running is None:
             return
+        # `horizon` is the number of steps after which the loop gives up; None = unknown, so the loop may have given up.
         steps, horizon = self._running.steps, self._rules.horizon
         if horizon is None or steps >= horizon:
             self._end_episode("timeout")
@@ -411,6 +425,8 @@ class EpisodeCutter:
     @_run_guarded
     def on_reset(self) -> None:
         """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
+        # `unstable_steps` is the number of MuJoCo's own resets of unstable states, which a reset sets to 0.
+        # `_states_set` counts the initial states that are set from now on.
         self._awaits_reset = False
         self._settling_steps = self._env.unstable_steps = self._states_set = 0
         self._init_state_index = None
@@ -424,6 +440,7 @@ class EpisodeCutter:
         self._settling_steps = 0
         self._states_set += 1
         self._init_state_index = init_state_index
+        # MuJoCo's own resets of unstable states up to now do not affect the new state; only further ones are an error.
         self._env.unstable_steps = self._env.count_unstable_steps()
 
     @_run_guarded
@@ -440,7 +457,7 @@ class EpisodeCutter:
         if np.iscomplexobj(np.asarray(action)):
             raise TypeError("the action has complex numbers")
         action_copy = np.array(action, dtype=np.float64)  # copy: the simulator may modify the action in place
-        if self._settling_steps < self._rules.wait_steps:
+        if self._settling_steps < self._rules.wait_steps:  # the environment still settles after a reset
             self._require_still(action_copy)
             return
         if self._running is None:
@@ -453,14 +470,15 @@ class EpisodeCutter:
             self._end_episode("invalid_action", problem)
         elif not np.isfinite(action_copy).all():
             self._end_episode("invalid_action", f"the action {action_copy.tolist()} is not finite")
-        self._current_action = action_copy
+        self._current_action = action_copy  # `after_step` records it
 
     @_run_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
         """Count a finished step as a settling step, or record it with its `cost` (see `add_costs`). Success or the
         horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
-        if self._awaits_reset:
+        # `success` is the simulator's own success in this step, and `cost` its own cost; None = the step has no cost.
+        if self._awaits_reset:  # the step belongs to no episode
             return
         running = self._running
         if running is None:
@@ -490,6 +508,7 @@ class EpisodeCutter:
             self.stop(f"interrupted by {type(error).__name__}")
 
     def _require_still(self, action: Action) -> None:
+        # Raise an error if the action of a settling step moves the arm: the given number of settling steps is wrong.
         if self._env.is_still(action):
             return
         planned, done = self._rules.wait_steps, self._settling_steps
@@ -498,6 +517,8 @@ class EpisodeCutter:
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
+        # Begin an episode before its first `action`, which is only checked here: attach a recorder, which takes record
+        # 0. If the model cannot be recorded, no episode runs; only a row with the outcome `crashed` is kept.
         if self._env.is_still(action):
             message = (
                 "%s: the first step after %d settling steps does not move the arm, but is recorded as a policy step;"
@@ -508,12 +529,13 @@ class EpisodeCutter:
             recorder, detach = self._env.start_recorder()
         except SafevlaError as error:
             self._awaits_reset = True
-            self._keep_crashed_row(self._begin_row(), 0, str(error))
+            self._keep_crashed_row(self._begin_row(), 0, str(error))  # after 0 steps
             return
         # Record the fixtures' poses unless the seed and the initial state determine them.
         can_fixtures_vary = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
         fixtures = self._env.fixture_poses() if can_fixtures_vary else None
         earlier_seed = {}
+        # Without a seed, this reset continued the random sequence of the last seed.
         if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
             # The number `earlier_resets` does not include this episode's own reset.
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
@@ -540,6 +562,8 @@ class EpisodeCutter:
         )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
+        # End the running episode, and pass its row and its encoded record (`content`) to `_keep`. `reason` says why it
+        # was stopped or why its action is invalid. If the record cannot be encoded, only a row `crashed` is kept.
         running = self._pop_running_episode()
         try:
             content = episode.encode_episode(self._build_recording(running, outcome))
@@ -548,6 +572,8 @@ class EpisodeCutter:
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> EpisodeArrays:
+        # Return the record of an ended episode: the recorder's arrays, the header, and facts about the user's loop.
+        # Raise an error if a recorded number is not valid.
         row, is_success = running.row, outcome == "success"
         env_header = self._env.build_header(
             running.recorder, success=is_success, env_seed=row.env_seed, index=row.init_state_index
@@ -562,6 +588,7 @@ class EpisodeCutter:
         }
         recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
+        # Further header fields by name. `states_set` is the number of initial states that were set after the reset.
         loop_fields = {
             episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,
@@ -577,10 +604,13 @@ class EpisodeCutter:
         return recording
 
     def _end_as_crashed(self, reason: str) -> None:
+        # End the running episode as `crashed`. Keep only its row with the `reason`, an error message or a traceback.
         running = self._pop_running_episode()
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
+        # Log that an episode crashed after `steps` steps, and pass its row to `_keep`; None = there is no record. The
+        # row has the whole `reason`; if this is a traceback, the log has only the exception's line and its remedy.
         log_reason = reason
         if "Traceback (most recent call last)" in reason:  # a reason without a traceback is a short message
             exception_line, remedy = find_exception(reason)
@@ -589,6 +619,8 @@ class EpisodeCutter:
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)
 
     def _pop_running_episode(self) -> _RunningEpisode:
+        # Return the running episode after it has ended: no episode runs, and the recorder's hooks are removed. Further
+        # steps are not recorded until the next reset or new state.
         assert self._running is not None
         running, self._running = self._running, None
         self._awaits_reset = True

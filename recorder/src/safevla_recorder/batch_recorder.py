@@ -66,6 +66,7 @@ class BatchRecorder:
         Contacts of other pairs are not recorded. Raises `HostError` if the scene's `forces` are not `net_force_n`, a
         shape is unknown, two pairs have the same bodies, or no body has pairs with both finger groups.
         """
+        # `scene` has the names and roles of the bodies that own the simulator's collision shapes.
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"a batch recorder needs net forces, but the scene's forces are {list(scene.forces)}"
             raise HostError(problem, remedy=f'Give the SceneMap forces=("{NET_FORCE}",).')
@@ -73,12 +74,12 @@ class BatchRecorder:
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
-        self._restart(())
+        self._restart(())  # `begin` calls this again with the first arrays
 
     def _restart(self, samples: Sequence[Array]) -> None:
         # Drop all records and sizes. If `samples` has a GPU tensor, later records are stored on the tensor's device.
-        self._arrays = BatchArrays(samples, self.num_envs)
-        self._timeline = StepTables(self._arrays, self.num_envs)
+        self._arrays = BatchArrays(samples, self.num_envs)  # makes and reads arrays on that device
+        self._timeline = StepTables(self._arrays, self.num_envs)  # one row of values per control step
         self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
         self._subgoal_names: tuple[str, ...] = ()
         self._array_sizes: dict[str, int] = {}  # maps each array to its number of values in a row, in order
@@ -87,6 +88,7 @@ class BatchRecorder:
         self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
         # How many substeps without contact a pair needs before its contacts count, and how many it still needs, [N, K].
+        # 0 = the pair's contacts count now, inf = they never count.
         self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
         self._substeps_left = self._arrays.make_zeros((self.num_envs, self._pairs.count))
 
@@ -125,7 +127,7 @@ class BatchRecorder:
         worlds = self._read_worlds(env_ids)
         if not worlds:
             return
-        self._is_running[worlds] = False
+        self._is_running[worlds] = False  # if an error follows, these worlds are in no episode
         if not self._is_running.any():
             # If one of these arrays is a GPU tensor, all records are stored on its device.
             eef_arrays = () if eef is None else eef
@@ -134,19 +136,22 @@ class BatchRecorder:
             remedy = "Call begin after step and before the next substep."
             raise HostError("some worlds begin while other worlds are in the middle of a control step", remedy=remedy)
         arrays = self._arrays
+        # The arrays of record 0 by name, each with one row per world.
         snapshot = self._collect_arrays(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
         if norms is not None:
+            # The rule for a pair depends on whether it touches in record 0.
             needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
             needed = arrays.xp.where(norms > 0, needed_if_touching, needed_if_apart)
             self._substeps_needed[worlds] = self._substeps_left[worlds] = needed[worlds]
-            counted_norms = norms * (self._substeps_needed == 0)
+            counted_norms = norms * (self._substeps_needed == 0)  # 0 N for contacts that do not count
             snapshot.update({PEAK: counted_norms, SUM: counted_norms, NOW: norms})
         if torques_nm is not None:
             torques = arrays.read("the torques", torques_nm, None)
             snapshot.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
         self._timeline.write(_SNAPSHOT, self._join_arrays(snapshot)[worlds], worlds)
         self._clear_accumulated()
+        # Record 0 of these worlds is in the newest row, which also has the latest records of the other worlds.
         self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
@@ -158,6 +163,7 @@ class BatchRecorder:
         """
         running = self._require_running()
         self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes
+        # `accumulated` has the peaks, sums and last values of this control step; `xp` is the module numpy or torch.
         norms, accumulated, xp = self._read_norms(net_force_n), self._accumulated, self._arrays.xp
         require_same_channels({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._array_sizes})
         if torques_nm is not None:
@@ -167,7 +173,7 @@ class BatchRecorder:
             # A new contact of a resting pair restarts the pair's count of substeps without contact.
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
-            counted_norms = norms * (self._substeps_left == 0)  # see `ContactFilter`
+            counted_norms = norms * (self._substeps_left == 0)  # 0 N for contacts that do not count
             accumulated[PEAK] = xp.maximum(accumulated[PEAK], counted_norms)
             accumulated[SUM] = accumulated[SUM] + counted_norms
             accumulated[NOW] = norms
@@ -191,6 +197,7 @@ class BatchRecorder:
         Raises `HostError` if no world has an episode, if no substep was recorded since the last record, or if bodies,
         arrays or sizes differ from record 0. After an error, the call can be repeated.
         """
+        # The arguments after `done` are described in `begin`.
         self._require_running()
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
@@ -200,6 +207,7 @@ class BatchRecorder:
         actions = self._arrays.read("the action", action, self._action_size)
         is_done = self._read_mask("done", done)
         self._action_size = int(actions.shape[1])
+        # Begin a new row. Rows before the first record of all running episodes are not needed any more.
         self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_SNAPSHOT, snapshot)
         self._timeline.write(_ACTION, actions)
@@ -209,12 +217,13 @@ class BatchRecorder:
 
     def end(self, env_ids: Array | None = None) -> list[EndedEpisode]:
         """End the episodes of the worlds `env_ids` (see `begin`). Return them sorted by world."""
+        # `env_ids` are indices of worlds or a mask [N]; None = all worlds. Worlds without an episode are left out.
         worlds = [world for world in self._read_worlds(env_ids) if self._is_running[world]]
         self._is_running[worlds] = False
         return [self._copy_episode(world) for world in worlds]
 
     def _copy_episode(self, world: int) -> EndedEpisode:
-        # Return the records of a world's episode, copied to host memory.
+        # Return the records of a world's episode, copied to host memory. `tables` maps names to arrays [R, size].
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
         # A row of the table `_SNAPSHOT` contains the values of all arrays, one array after the other. Split the rows.
         boundaries = np.cumsum(list(self._array_sizes.values()))[:-1]
@@ -230,13 +239,14 @@ class BatchRecorder:
         return self._is_running
 
     def _clear_accumulated(self) -> None:
-        # Begin a new control step, without any substeps.
+        # Begin a new control step, without any substeps: all peaks, sums and last values are 0, [N, size].
         sizes = {name: self._array_sizes[name] for name in _SUBSTEP_NAMES if name in self._array_sizes}
         self._accumulated = {name: self._arrays.make_zeros((self.num_envs, size)) for name, size in sizes.items()}
         self._substeps = 0
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
-        # Return the norms [N, K] of the forces of the declared pairs; None if no pair is declared.
+        # Return the norms [N, K] in N of the forces of the declared pairs; None if no pair is declared. Raise an error
+        # if forces are passed without declared pairs, or are missing with them.
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
             verb = "are missing" if net_force_n is None else "are passed"
@@ -247,7 +257,8 @@ class BatchRecorder:
     def _collect_arrays(
         self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
     ) -> dict[str, Array]:
-        # Return the passed arrays by name, each [N, size].
+        # Return the passed arrays by name, each [N, size]. The positions of all bodies are joined into one array, and
+        # so are the orientations, and the arrays of parts and sub-goals. See `begin` for the arguments.
         self._scene.require_parts(len(parts))
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         self._scene.require_roles(poses)
@@ -282,6 +293,7 @@ class BatchRecorder:
 
     def _join_arrays(self, rows: Mapping[str, Array]) -> Array:
         """Return the arrays in `rows` as one row per world, [N, F], in the order of record 0."""
+        # `rows` maps the name of an array to its values [N, size]; `F` is the sum of the sizes.
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
@@ -290,7 +302,7 @@ class BatchRecorder:
         return self._arrays.xp.concatenate([rows[name] for name in self._array_sizes], 1)
 
     def _read_mask(self, name: str, values: Array) -> Bools:
-        # Return the values as Booleans [N]. An error calls them `name`.
+        # Return one Boolean for each of the `N` worlds, in host memory. `name` is the argument's name in an error.
         mask = copy_to_host(values)
         if mask.shape != (self.num_envs,):
             remedy = f"Give one Boolean for each of the {self.num_envs} worlds."
@@ -298,7 +310,7 @@ class BatchRecorder:
         return mask.astype(np.bool_)
 
     def _read_worlds(self, env_ids: Array | None) -> list[int]:
-        # Return the sorted indices of the worlds `env_ids`, which are given as indices or as a mask.
+        # Return the sorted indices of the worlds `env_ids`, which are given as indices or as a mask; None = all worlds.
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
@@ -338,18 +350,23 @@ class BodyPairs:
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
         """Return the contacts of `R` records from peaks and sums [R, K] of the forces in N that count as contacts."""
+        # A pair has a contact in a record if its peak is not 0. `total` is the sum of the forces over the substeps.
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
-        pair = order[column]
+        pair = order[column]  # the number of each contact's pair
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
         impulse[record == 0] = np.nan  # record 0 is a single instant, without impulses
         lower, higher = self.bodies[:, pair]
+        # Only net forces are known, so they are also stored as the largest force at one point, and as its impulse.
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return the index of the held body in each record [R], from net forces [R, K]; None if `grips` is empty."""
+        # A body is held if pairs with both finger groups have a force. If several bodies are held, the one with the
+        # largest force counts, or for equal forces the one with the lowest index. −1 = no body is held.
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
+            # For each finger group, the largest force in each record [R] between the body and the group.
             group_forces = [force[:, mask].max(axis=1) for mask in group_masks]
             largest_force = np.maximum(*group_forces)
             is_stronger_grip = (np.minimum(*group_forces) > 0) & (largest_force > strongest)
@@ -359,9 +376,13 @@ class BodyPairs:
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
     """Return the declared pairs of a scene's shapes. Raises the same errors as `BatchRecorder`."""
+    # The result has the pairs by indices of shapes and bodies, and the rules that decide which contacts count.
+    # `HostError` is raised for an unknown shape, for a pair with only one body, for two pairs with the same bodies, or
+    # if the gripper has fingers but no body has pairs with both finger groups.
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
+    # `shapes` and `bodies` are [2, K]: the two indices of each pair, those of bodies with the lower one first.
     body_pairs = list(zip(*bodies.tolist()))
     for number, (a, b) in enumerate(body_pairs):
         if a == b or (a, b) in body_pairs[:number]:
@@ -375,7 +396,9 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 
 def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[int, tuple[Bools, Bools]]:
-    # Return the field `grips` of `BodyPairs`. `finger_group` [2, K] is each shape's finger group; 0 = no finger.
+    # For each body that can be held, return two masks [K]: its pairs with the first finger group, and with the second.
+    # `shapes` [2, K] are the two shapes of each pair, and `finger_group` [2, K] is each shape's finger group, 1 or 2;
+    # 0 = no finger. A body can be held if it has pairs with both groups and is not part of the robot.
     # For a pair with a finger, `touched_body` is the body that is not the finger; for other pairs, it is not used.
     touched_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
     roles, pair_group = tuple(geoms.roles.values()), finger_group.sum(axis=0)
@@ -389,8 +412,11 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    # Return the last three fields of `BodyPairs`: ask two filters which contacts count. For one filter, no pair touches
-    # in record 0; for the other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
+    # Return the last three fields of `BodyPairs`: for each pair, the number of substeps without contact after which its
+    # contacts count, [2, K] (row 0 if it is apart in record 0, row 1 if it touches); the body pairs whose contacts
+    # never count; and those whose contacts are dropped if they touch in record 0. `shapes` [2, K] are the pairs.
+    # To find the rules, ask two filters which contacts count. For one filter, no pair touches in record 0; for the
+    # other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
     all_touch, none_touch = (
         MeasuredContacts(1, np.zeros_like(a), a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0])
     )
@@ -426,27 +452,29 @@ class EndedEpisode:
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
-        if NOW not in self._rows:
+        if NOW not in self._rows:  # net forces are not recorded
             return ()
         is_touching = self._rows[NOW][0] > 0  # in record 0
         touching_pairs = set(zip(*self._pairs.bodies[:, is_touching].tolist()))
+        # Contacts of mechanical pairs never count; those of resting pairs are dropped if they touch in record 0.
         names, dropped = tuple(self._pairs.geoms.roles), self._pairs.mechanical | (self._pairs.resting & touching_pairs)
         return tuple((names[a], names[b]) for a, b in sorted(dropped))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the episode with this header (fields: `HEADER_FIELDS`). Its `extra` lists the declared pairs."""
         pairs, geoms = self._pairs, self._pairs.geoms
-        names = tuple(geoms.roles)
+        names = tuple(geoms.roles)  # the bodies' names by index
         records = len(next(iter(self._rows.values())))
         channels: dict[str, Any] = dict(self._rows)
         contacts = gripped = None
         extra: Mapping[str, object] = {}
         if NOW in channels:
+            # For each record and pair: the peak, the sum and the last value of the net force over the substeps.
             contacts = pairs.peak_contacts(channels.pop(PEAK), channels.pop(SUM))
             gripped = pairs.gripped_bodies(channels.pop(NOW))
             declared_pairs = sorted((names[a], names[b]) for a, b in pairs.bodies.T.tolist())
             extra = add_header_field({}, "declared_pairs", declared_pairs)
-        for name, size in _VECTOR_SIZES.items():
+        for name, size in _VECTOR_SIZES.items():  # split rows into one vector for each body or part
             if name in channels:
                 channels[name] = channels[name].reshape(records, -1, size)
         if self._scene.parts:
@@ -474,6 +502,7 @@ class BatchArrays:
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
+        # `worlds` is the number of worlds, `N`. If a sample is a tensor outside host memory, use torch and its device.
         tensor = next((sample for sample in samples if is_on_device(sample)), None)
         self._worlds = worlds
         self.xp: Any = np if tensor is None else sys.modules["torch"]  # the module with the functions for these arrays
@@ -483,6 +512,7 @@ class BatchArrays:
 
     def make_zeros(self, sizes: Sequence[int]) -> Array:
         """Return an array of zeros with these sizes."""
+        # A NumPy array or, if the records are stored on a GPU, a torch tensor on this device; float64.
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
@@ -495,6 +525,7 @@ class BatchArrays:
         """Return `values` as an array [N, *sizes], or with `or_vectors` also [N, *sizes, 3]. The size None matches
         every size. Raises `HostError` for other shapes, and for values that are not real numbers.
         """
+        # `sizes` are the lengths of the axes after the first. `name` says in an error message what the values are.
         array: Array = None  # None = the values are not real numbers
         with suppress(TypeError, ValueError, RuntimeError):
             is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
@@ -513,8 +544,9 @@ class BatchArrays:
 
     def read_norms(self, values: Array, pairs: int) -> Array:
         """Return the norms [N, K] of forces, given as norms or as vectors [N, K, 3]. Negative norms become NaN."""
+        # `values` has the forces of `pairs` pairs in each world.
         force = self.read("the net forces", values, pairs, or_vectors=True)
-        if len(force.shape) == 3:
+        if len(force.shape) == 3:  # vectors
             force = self.xp.sqrt(force[..., 0] ** 2 + force[..., 1] ** 2 + force[..., 2] ** 2)
         return self.xp.where(force >= 0, force, np.nan)
 
@@ -533,13 +565,15 @@ class StepTables:
     """Tables of values by name, with one row [N, F] per control step; `last` is the index of the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
+        # `arrays` makes the tables' arrays, on the GPU or in host memory; `worlds` is the number of worlds.
         self._arrays, self._worlds = arrays, worlds
         self._blocks: list[dict[str, Array]] = [{}]  # each block has tables by name, for `_BLOCK` successive rows
         self._reused_blocks = 0  # number of older blocks that are no longer in `_blocks`
-        self.last = 0
+        self.last = 0  # index of the newest row, which belongs to the latest control step
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
         """Write values into the newest row: [W, F] for the `W` worlds in `worlds`, or [N, F] if it is None."""
+        # A block has arrays [_BLOCK, N, F] by name, for `_BLOCK` successive rows. `name` is the table's name.
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))
@@ -550,6 +584,7 @@ class StepTables:
         self.last += 1
         if self.last % _BLOCK:  # the newest block has room for this row
             return
+        # The first block in `_blocks` has the number `_reused_blocks`. Reuse it if row `oldest` is in a later block.
         if oldest // _BLOCK > self._reused_blocks:
             self._blocks.append(self._blocks.pop(0))
             self._reused_blocks += 1
@@ -558,6 +593,7 @@ class StepTables:
 
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
         """Return a world's rows from `first` on as tables [R, F] in host memory."""
+        # The result maps each table's name to the rows with the indices `first` to `last`.
         first_block, offset = divmod(first, _BLOCK)
         blocks = self._blocks[first_block - self._reused_blocks :]
         end = offset + self.last + 1 - first  # `offset` and `end` are counted from the first row of `blocks`

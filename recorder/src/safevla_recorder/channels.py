@@ -61,11 +61,13 @@ class ChannelSpec:
     @property
     def is_numeric(self) -> bool:
         """True unless the channel describes contacts. Booleans and indices in `roles` (−1 = no body) are numeric."""
+        # `shape` begins with a symbol: `n` = one row per record, `n-1` = one per action, `C` = one per contact.
         return self.shape[0] != "C"
 
     @property
     def is_pose(self) -> bool:
         """True if each row has values for each of several bodies."""
+        # `bodies` names the array that lists these bodies; it is empty for all other channels.
         return bool(self.bodies)
 
     @property
@@ -76,26 +78,31 @@ class ChannelSpec:
     @property
     def is_grip(self) -> bool:
         """True if each row says whether the gripper has contact, or which body it holds."""
+        # Only the channels of the grip have one Boolean or one index of a body in each row.
         return self.dtype != REAL and self.is_scalar
 
     @property
     def is_scalar(self) -> bool:
         """True if each row is a single value, not a list."""
+        # `shape` has one item for each axis; the first axis counts the rows.
         return len(self.shape) == 1
 
     @property
     def is_per_action(self) -> bool:
         """True if an episode of n records has n - 1 rows, one per action."""
+        # `shape` begins with a symbol: `n` = one row per record, `n-1` = one per action, `C` = one per contact.
         return self.shape[0] == "n-1"
 
     @property
     def row_size(self) -> int:
         """Length of the last axis; 0 if the length varies."""
+        # `shape` has a number for a fixed length, and a symbol such as `J` for a length that varies.
         return self.shape[-1] if isinstance(self.shape[-1], int) else 0
 
     @property
     def pose_size(self) -> int:
         """Number of values for each body in a row: 3, 4 or 1."""
+        # A position has 3 values, a quaternion 4. The rows of all other channels have 1 value for each body.
         return self.row_size or 1
 
 
@@ -143,6 +150,7 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 def recorded_forces(forces: Any) -> tuple[str, ...]:
     """Return which of `FORCES` a record has, given its header's `forces`; None (in older records) means `force_n`."""
+    # `FORCES` are `force_n` (the largest force at one contact point) and `net_force_n` (between two bodies).
     return FORCES[:1] if forces is None else tuple(forces)
 
 
@@ -150,6 +158,7 @@ def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
     """Return channels as keyword arguments for the dataclass `owner`. Channels that are not fields of `owner` are
     collected in `further`, unless they are None.
     """
+    # `channels` maps names to arrays or other values; None = not recorded.
     field_names = {field.name for field in fields(owner)}
     named = {name: values for name, values in channels.items() if name in field_names}
     further = {name: values for name, values in channels.items() if name not in field_names and values is not None}

@@ -50,17 +50,20 @@ class GeomMap:
     @cached_property
     def robot(self) -> Bools:
         """True for each recorded body that is part of the robot, [B]."""
+        # The index of a body is its position in `roles`.
         return np.array([role == "robot" for role in self.roles.values()])
 
     @cached_property
     def arm(self) -> Ints:
         """Number (from 1) of the arm that each recorded body belongs to, [B]; 0 = no arm."""
+        # `arms` maps each arm's name to the names of its bodies; it is empty if there is only one arm.
         return group_numbers(self.roles, self.arms.values())
 
     @property
     def header(self) -> dict[str, object]:
         """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
-        if not self.arms:
+        # `geometry` is the description of the scene's shapes; None = not recorded.
+        if not self.arms:  # a single arm has no fields
             return {"geometry": self.geometry}
         return {
             "schema_version": ARMS_VERSION,
@@ -73,11 +76,13 @@ class GeomMap:
     @cached_property
     def finger_groups(self) -> Ints:
         """The array `fingers`, or zeros if it is None, [G]."""
+        # The number (from 1) of the finger group of each of the `G` geoms; 0 = the geom is not part of a finger.
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
     """Return the number (from 1) of the group that contains each member, [M]; 0 = no group."""
+    # A number for each item of `members`, in their order. `groups` are collections of such items.
     number_of = {member: number for number, group in enumerate(groups, start=1) for member in group}
     return np.array([number_of.get(member, 0) for member in members], dtype=np.int64)
 
@@ -98,11 +103,11 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms [K] in N of the forces (normal and tangential, no torques) of the `K` contacts `which`."""
+        """Return the norms [K] in N of the forces, normal and tangential, of contacts: `which`, indices or a mask."""
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces [K, 3] in N (world frame) on the second geoms of `K` contacts; None if only norms exist."""
+        """Return the forces [K, 3] in N (world frame) on the second geoms of contacts `which`; None if only norms."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +121,12 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
+        # `which` selects `K` contacts by indices or a mask. Return the norms [K] in N; `force_n` has norms or vectors.
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
+        # Return the force vectors [K, 3] in N of the contacts `which`; None if `force_n` has only norms.
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -134,6 +141,7 @@ def contact_peaks(
     `net_impulse_ns` is Σ net force · `substep_s` over all substeps. Both impulses are NaN if `substep_s` is None (a
     single instant). Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
+    # `which` [K] has the indices of the contacts that count. `a` and `b` [K] are the bodies of each of them.
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     body_count = int(place.max()) + 1
     # Contacts with the same record and body pair form a group. Its key sorts by record, lower body and higher body.
@@ -153,7 +161,7 @@ def contact_peaks(
     record, pair = np.divmod(group_keys, body_count * body_count)
     return ContactList(
         record,
-        *np.divmod(pair, body_count),
+        *np.divmod(pair, body_count),  # the two bodies, the lower index first
         net_peak if contacts.are_net else peak_force,
         impulse,
         net_peak,
@@ -163,7 +171,9 @@ def contact_peaks(
 
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
     """Return two arrays [groups]: the maximum and the sum, over substeps, of the norm of each group's net force."""
+    # `vectors` [K, 3], `group_of_contact` [K] and `substep` [K] are the force in N, group and substep of each contact.
     # An instant is one substep of one group of contacts, which have the same record and body pair.
+    # `substep` is sorted, so its last number is the largest.
     substep_count = int(substep[-1]) + 1 if len(substep) else 1
     instant_keys, instant_of_contact = np.unique(group_of_contact * substep_count + substep, return_inverse=True)
     component_sums = [
@@ -172,7 +182,7 @@ def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, grou
     peak, total = np.zeros(group_count), np.zeros(group_count)
     group_of_instant = np.zeros(len(instant_keys), dtype=np.int64)
     group_of_instant[instant_of_contact] = group_of_contact
-    norms = vector_norms(np.stack(component_sums, axis=1))
+    norms = vector_norms(np.stack(component_sums, axis=1))  # the norm of the net force in each instant
     np.maximum.at(peak, group_of_instant, norms)
     np.add.at(total, group_of_instant, norms)
     return peak, total
@@ -186,6 +196,7 @@ def vector_norms(vectors: Floats) -> Floats:
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
     """Join the contact lists of successive records. Raises `ValueError` if `lists` is empty."""
+    # Each list has several columns of equal length, such as bodies and forces.
     columns = zip(*(contacts.columns().values() for contacts in lists))  # yields one column of all lists at a time
     return ContactList(*map(np.concatenate, columns))
 
@@ -195,8 +206,8 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
     [R, A] for `A` arms; −1 = no body. The robot's bodies do not count. If the fingers touch several bodies, return the
     one with the largest force at a single contact point; if the forces are equal, the one with the lowest index.
     """
-    groups = geoms.finger_groups
-    if not geoms.arms:
+    groups = geoms.finger_groups  # [G]: the number (from 1) of each geom's finger group; 0 = no finger
+    if not geoms.arms:  # there is only one arm
         return _find_gripped_bodies(contacts, instants, geoms, groups)
     # Arm k has the finger groups 2k + 1 and 2k + 2. They become groups 1 and 2; all other arms' groups become 0.
     fingers_by_arm = [np.where((groups + 1) // 2 == k + 1, groups - 2 * k, 0) for k in range(len(geoms.arms))]
@@ -211,13 +222,15 @@ def _row_of_contacts(contacts: SubstepContacts, instants: Ints) -> Ints:
 
 
 def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
-    # Return the bodies in one arm's grip, [R]. `fingers` [G] is 1 or 2 for geoms of the arm's finger groups, else 0.
+    # Return the index of the body in one arm's grip in each of the `R` substeps `instants`, [R]; −1 = no body.
+    # `fingers` [G] is 1 or 2 for geoms of the arm's finger groups, else 0.
     held = np.full(len(instants), NOTHING, dtype=np.int64)
     row_of_contact = _row_of_contacts(contacts, instants)
-    chosen = np.flatnonzero(row_of_contact != NOTHING)
+    chosen = np.flatnonzero(row_of_contact != NOTHING)  # the contacts in the substeps `instants`
     row_of_contact = row_of_contact[chosen]
     geom1, geom2 = contacts.geom1[chosen], contacts.geom2[chosen]
     finger_group = fingers[geom1] + fingers[geom2]  # one geom has group 0, unless two fingers touch each other
+    # For a contact with a finger: the body of the other geom.
     touched_body = geoms.place[np.where(fingers[geom1] > 0, geom2, geom1)]
     is_finger_contact = (finger_group > 0) & ~geoms.robot[touched_body]
     rows_by_group = [row_of_contact[is_finger_contact & (finger_group == group)] for group in (1, 2)]
@@ -229,6 +242,8 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, finger_group: Ints, body: Ints) -> int:
     """Return the body that both finger groups, 1 and 2, touch with the largest force; −1 = no such body."""
+    # `which` [K] has the indices of one substep's contacts with fingers; `finger_group` and `body` [K] are their group
+    # and the index of the touched body. If forces are equal, the body with the lowest index is returned.
     candidates = np.intersect1d(body[finger_group == 1], body[finger_group == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
@@ -241,6 +256,7 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     """For each of the `R` substeps `instants` and `W` bodies in `weights`, return whether contacts carry at least half
     of the body's weight, [R, W]. Contacts with the robot do not count.
     """
+    # For each contact: the indices of its two bodies, and the index of its substep in `instants` (−1 = not in it).
     a, b, row = geoms.place[contacts.geom1], geoms.place[contacts.geom2], _row_of_contacts(contacts, instants)
     is_weighed = np.isin(a, list(geoms.weights)) | np.isin(b, list(geoms.weights))
     which = np.flatnonzero((row != NOTHING) & is_weighed & (a != b) & ~geoms.robot[a] & ~geoms.robot[b])
@@ -249,7 +265,9 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     supported = np.zeros((len(instants), len(geoms.weights)), dtype=np.bool_)
     for column, (body, weight) in enumerate(geoms.weights.items()):
         sign = (b == body) * 1.0 - (a == body)  # the vectors are forces on b, so forces on a are the opposite
-        support = sign * (vectors @ weight)  # `weight` is the force that balances the body's weight
+        support = sign * (vectors @ weight)  # `weight` [3] is the force that balances the body's weight
+        # Half the weight is carried if the sum of the forces along `weight` is at least half its length. Here, both
+        # sides are multiplied by the length of `weight`.
         supported[:, column] = np.bincount(row, support, len(instants)) >= 0.5 * (weight @ weight)
     return supported
 
@@ -270,13 +288,16 @@ class ContactFilter:
         self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
         # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = this is resting pair k.
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
-        fate[place[:, None] == place] = _NEVER
+        fate[place[:, None] == place] = _NEVER  # both geoms belong to the same body
         # The number (from 1) of the gripper that each geom belongs to; 0 = no gripper.
         gripper = (fingers + 1) // 2
+        # Geoms without a gripper all have finger group 0, so only pairs of the two groups of one gripper remain.
         fate[(gripper[:, None] == gripper) & (fingers[:, None] != fingers)] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
+        # The bodies of each contact in record 0, [C], and the arm (from 1) of each body, [B]; 0 = the body has no arm.
         a, b = place[first.geom1], place[first.geom2]
         arm = geoms.arm
+        # Contacts between robot links, unless the links belong to different arms.
         is_between_links = robot[a] & robot[b] & ((arm[a] == arm[b]) | (arm[a] == 0) | (arm[b] == 0))
         for link, other in set(zip(a[is_between_links].tolist(), b[is_between_links].tolist())):
             is_pair = (place[:, None] == link) & (place == other)
@@ -289,6 +310,8 @@ class ContactFilter:
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Assign 1 to `S` to the `S` resting pairs in `_fate`. Return the indices of their entries, [2, S]."""
+        # `first` are the contacts in record 0, and the mask `which` [C] selects the resting ones. `_fate` has one entry
+        # for each ordered pair of geoms.
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
         low, high = np.divmod(pair_keys, self._geom_count)
@@ -305,6 +328,7 @@ class ContactFilter:
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geom_count + contacts.geom2]
         resting_count = self._resting_entries.shape[1]
+        # Whether each pair touches in each substep: one row per substep, one column per pair.
         # Column k is for resting pair k. The first and the last column are for all other pairs, and are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
         is_touching[contacts.substep, fate] = True  # a fate of −1 selects the last column, as intended
@@ -314,7 +338,7 @@ class ContactFilter:
             counts_always: Bools = fate == 0
             return counts_always
         substep = np.arange(contacts.substeps)[:, None]
-        # The latest substep with contact; a contact before these substeps has a negative index.
+        # The latest substep with contact up to each substep; a contact before these substeps has a negative index.
         last_touch = np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
         substeps_apart = substep - last_touch
         is_long_apart = substeps_apart >= self._apart_substeps
@@ -325,6 +349,7 @@ class ContactFilter:
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
+        # Released pairs always count from now on. The remaining resting pairs are numbered from 1 again.
         self._fate[self._resting_entries[:, is_released]] = 0
         self._resting_entries = self._resting_entries[:, ~is_released]
         self._substeps_apart = self._substeps_apart[~is_released]
@@ -334,7 +359,8 @@ class ContactFilter:
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     # Return sorted pairs of bodies, the lower index first. A pair has a listed contact, joins the two finger groups of
-    # a gripper, or belongs to one fixture.
+    # a gripper, or belongs to one fixture. `a` and `b` [C] are the bodies of the contacts in record 0, and the mask
+    # `is_listed` [C] selects contacts.
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.

@@ -86,6 +86,7 @@ class ContactList:
     def __post_init__(self) -> None:
         """Fill in NaN if no net impulses are given."""
         if not len(self.net_impulse_ns):
+            # The class is frozen, so a normal assignment would raise an error.
             object.__setattr__(self, "net_impulse_ns", np.full(np.shape(self.record), np.nan))
 
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -135,6 +136,7 @@ class EpisodeArrays:
 
     def channel(self, name: str) -> Floats | None:
         """Return the rows of a numeric channel from its field or `further`; None = not recorded."""
+        # `further` has the channels that are not fields of this class.
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
@@ -157,7 +159,7 @@ def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]
 
 def add_header_field(extra: Mapping[str, object], name: str, value: object) -> dict[str, object]:
     """Return a copy of an episode's host-specific fields (`extra`) in which the header field `name` is `value`."""
-    header = extra.get("header", {})
+    header = extra.get("header", {})  # `extra` has the additional fields of the episode's header under this key
     assert isinstance(header, Mapping)
     return {**extra, "header": {**header, name: value}}
 
@@ -176,15 +178,17 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
         problem = f"{len(costs_of_steps)} costs were given for {recording.records - 1} steps"
         raise RecordError(problem, remedy="Give one cost per step; None if a step has no cost.")
     names = sorted({name for cost_of in costs_of_steps for name in cost_of})
-    if not names:
+    if not names:  # no step has a valid cost
         return recording
+    # One row per step, and one column per name of a cost.
     rows = np.array([[cost_of.get(name, NO_COST) for name in names] for cost_of in costs_of_steps])
     extra = add_header_field(recording.extra, channels.LABELS, names)
     return replace(recording, further={**recording.further, channels.LABEL_COST: rows}, extra=extra)
 
 
 def _select_valid_costs(cost: object) -> dict[str, float]:
-    # Return costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
+    # Return a step's costs by name; a value is left out unless it is a single number from 0 to `LARGEST`. `cost` is a
+    # mapping from names to numbers, or one number, which gets the name "cost"; None = no cost.
     cost_of = cost if isinstance(cost, Mapping) else {"cost": cost}
     numbers = {str(name): _read_number(value) for name, value in cost_of.items() if value is not None}
     return {name: number for name, number in numbers.items() if 0 <= number <= channels.LARGEST}
@@ -203,11 +207,13 @@ def _read_number(value: Any) -> float:
 
 @lru_cache(maxsize=None)
 def _warn_of_cost(kind: str) -> None:
+    # Warn once for each `kind`, the name of a Python type: later calls return the cached result.
     _log.warning("costs of type %s are not recorded, since they cannot be read as single numbers", kind)
 
 
 def find_invalid_integer(name: str, value: object) -> str:
     """Return what is wrong with the value of the header field `name`, one of `INTEGERS`; "" if nothing is."""
+    # A value that is not an integer, such as None for a missing field, is not checked.
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "the integer does not fit into 64 bits"
     if isinstance(value, int) and name == "init_state_index" and value < 0:
@@ -222,7 +228,7 @@ def check_recorded_numbers(recording: EpisodeArrays) -> None:
     a quaternion of zeros, a negative force or impulse, or an invalid integer of the header. NaN is valid for an impulse
     that was not recorded.
     """
-    for problem, field_name in _find_invalid_numbers(recording):
+    for problem, field_name in _find_invalid_numbers(recording):  # the first problem raises an error
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
         remedy = "The episode is lost; look for overlapping bodies or extreme actions."
         if field_name in INTEGERS:
@@ -231,12 +237,12 @@ def check_recorded_numbers(recording: EpisodeArrays) -> None:
 
 
 def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
-    # Yield each problem with the name of its field.
+    # Yield what is wrong with each invalid number or array of the episode, and the name of its header field or channel.
     for name in INTEGERS:
         if problem := find_invalid_integer(name, recording.header.get(name)):
             yield problem, name
-    for spec in channels.NUMERIC:
-        values = recording.channel(spec.name)
+    for spec in channels.NUMERIC:  # all channels except those of the contacts
+        values = recording.channel(spec.name)  # None = not recorded
         if values is not None and not np.isfinite(values).all():
             yield "a number is not finite", spec.name
         elif values is not None and spec.is_bounded and np.any(np.abs(values) > channels.LARGEST):
@@ -250,13 +256,13 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
             force = getattr(contacts, name)
             if name in recorded or name == "force_n":  # with net forces alone, `force_n` is the net force
                 is_valid = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
-            else:
+            else:  # a kind of force that was not recorded
                 is_valid = np.isnan(force)
             if not is_valid.all():
                 yield "a force is negative, not finite or implausibly large", f"contacts.{name}"
         for name in ("impulse_ns", channels.NET_IMPULSE):
             impulse = getattr(contacts, name)
-            if np.isinf(impulse).any() or np.any(impulse < 0):
+            if np.isinf(impulse).any() or np.any(impulse < 0):  # NaN = the impulse was not recorded
                 yield "an impulse is negative or infinite", f"contacts.{name}"
 
 
@@ -286,9 +292,9 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
     """
     arrays, stream = _collect_arrays(recording), io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, dtype in DTYPES.items():
+        for name, dtype in DTYPES.items():  # all possible arrays, in the order of the file
             if name in arrays:
-                entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME)
+                entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME)  # a fixed time: equal episodes give equal bytes
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 content, array = io.BytesIO(), np.ascontiguousarray(arrays[name], dtype=dtype)
                 np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
@@ -297,14 +303,17 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
 
 
 def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
-    # Return the file's arrays by name.
+    # Return the file's arrays by name. Channels that were not recorded have no array. The arrays `header` and `extra`
+    # are JSON texts as bytes.
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:  # a single record has no actions
         values.update({spec.name: None for spec in channels.NUMERIC if spec.is_per_action})
+    # A channel with values for several bodies also needs the array with the indices of these bodies.
     recorded_poses = [spec for spec in channels.POSES if values[spec.name] is not None]
     values.update({spec.bodies: getattr(recording, spec.bodies) for spec in recorded_poses})
     if recording.contacts is not None:
         columns = recording.contacts.columns()
+        # Columns that were not recorded have only NaN, and are left out.
         if channels.NET_FORCE not in channels.recorded_forces(recording.header.get("forces")):
             del columns[channels.NET_FORCE]
         if np.isnan(columns[channels.NET_IMPULSE]).all():
@@ -314,11 +323,14 @@ def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
     version = ARMS_VERSION if recording.header.get("arms") else SCHEMA_VERSION
     header = {"schema_version": version, **recording.header}
+    # A field with the value None is left out, except `target_object`: None means that the task has no target.
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
+    # The names of all arrays show a reader whether an array was lost or was not recorded.
     description = {"body_roles": dict(recording.roles), "records": recording.records, "arrays": sorted(arrays)}
     return {"header": _encode_json({**fields, **description}), **arrays}
 
 
 def _encode_json(tree: Mapping[str, object]) -> NDArray[np.uint8]:
+    # Return the JSON text of a mapping, in UTF-8, as an array of bytes. NaN or infinity raises `ValueError`.
     text = json.dumps(tree, ensure_ascii=False, allow_nan=False)
     return np.frombuffer(text.encode(), dtype=np.uint8)

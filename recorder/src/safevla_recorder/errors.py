@@ -57,6 +57,8 @@ class Place:
 
     def fill_from(self, outer: Place) -> Place:
         """Return a copy of this place with missing fields taken from `outer`."""
+        # `outer` is the place that the calling code knows, such as the file; a field of `outer` is used only if the
+        # same field is None here.
         filled = {f.name: getattr(outer, f.name) for f in fields(self) if getattr(self, f.name) is None}
         return replace(self, **filled)
 
@@ -67,6 +69,8 @@ class SafevlaError(Exception):
     _margin = "  "
 
     def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
+        # `problem` says what is wrong, `remedy` what the user can do (None = no advice), and `place` where the error
+        # is, such as a file and a line.
         super().__init__(problem)
         self.problem = problem
         self.remedy = remedy
@@ -86,6 +90,7 @@ class SafevlaError(Exception):
 
 
 def _cut_long_line(line: str) -> str:
+    # Return the line. If it is longer than `_LONGEST_LINE`, replace its middle by an ellipsis.
     half = _LONGEST_LINE // 2
     return line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}"
 
@@ -105,7 +110,7 @@ class FileError(SafevlaError):
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
         """Return an error that says why the operating system could not write to `place`."""
         problem, remedy = error.strerror or str(error), "Choose a path in a folder that can be written to"
-        if error.errno in _FULL_DISK:
+        if error.errno in _FULL_DISK:  # the disk or the quota is full, or the file is too large
             remedy = "Free disk space, or choose another path"
         if error.errno == errno.EEXIST:
             problem, remedy = "a file with this name exists already", "Choose another path"
@@ -152,6 +157,7 @@ def find_exception(text: str) -> tuple[str, str]:
     >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
     """
+    # The lines without the margin that Python prints for exception groups. A header is the first line of a traceback.
     lines = [_GROUP_MARGIN.sub("", line) for line in text.splitlines()]
     header_numbers = [number for number, line in enumerate(lines) if line.lstrip().startswith(_HEADER)]
     # Python writes the line "Exception ignored" before the traceback of an exception that it ignores.
@@ -164,12 +170,12 @@ def find_exception(text: str) -> tuple[str, str]:
         # The frames of a traceback are indented more than its header and the line that names the exception.
         exception_line = next((line.strip() for line in lines_below if _count_leading_blanks(line) <= margin), "")
         own_error = _OWN_ERROR.match(exception_line)
-        if own_error is not None:
+        if own_error is not None:  # an error of this project, whose remedy is on the indented lines below
             remedy = takewhile(lambda line: _count_leading_blanks(line) > margin, lines_below)
             return exception_line[own_error.end() :], " ".join(map(str.strip, remedy))
         if exception_line:
             return exception_line, ""
-    for pattern in _EXCEPTION_LINES:
+    for pattern in _EXCEPTION_LINES:  # patterns of lines that may name the exception, the most reliable one first
         matching_lines = [line for line in lines if pattern.match(line)]
         if matching_lines:
             return matching_lines[-1].strip(), ""
@@ -178,6 +184,8 @@ def find_exception(text: str) -> tuple[str, str]:
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised the error. If so, the interrupted code is not the cause."""
+    # If a handler raised the error, one of the functions in the traceback is a handler. Functions are compared by their
+    # code objects.
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     # A handler is a function, or an object whose class defines `__call__`.
     handler_codes = {
@@ -211,19 +219,23 @@ def learn_secret(secret: str) -> None:
 
 def redact_secrets(text: str) -> str:
     """Replace registered secrets, and the user names, passwords, parameters and fragments of URLs, with `HIDDEN`."""
+    # The longest secrets are first, because a secret may contain a shorter one.
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _ADDRESS.sub(_redact_address, text)
 
 
 def _redact_address(match: re.Match[str]) -> str:
+    # Return a matched part of a URL, from "://" to the next blank or quotation mark, without its secrets.
     address = re.sub(r"(?<=[?#;]).+", HIDDEN, match[0], count=1)  # hide everything after the first ?, # or ;
     # An address may contain other addresses, such as the target of a redirection.
     return "://".join(map(_redact_user, address.split("://")))
 
 
 def _redact_user(after_scheme: str) -> str:
-    # Hide the user name and password, which end with the last @ before the path.
+    # Hide the user name and password, which end with the last @ before the path. `after_scheme` is the part of a URL
+    # after "://", such as `user:password@host/path`.
+    # The index of the @; negative = there is none before the path, and 0 = the user name is empty.
     at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
     if at_sign < 0 and _PASSWORD.match(after_scheme):
         at_sign = after_scheme.rfind("@")  # the password contains an unescaped slash
@@ -246,7 +258,8 @@ def escape_controls(text: str) -> str:
     Escapes controls, bidirectional overrides and other format characters, line separators, blank letters, characters
     that Unicode lets renderers ignore, lone surrogates and unassigned code points. Keeps spaces of any width.
     """
-    if text.isprintable() and not _BLANK.search(text):
+    # `_BLANK` matches invisible characters that Python calls printable.
+    if text.isprintable() and not _BLANK.search(text):  # fast path: nothing to escape
         return text
     return "".join(c if is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
@@ -254,8 +267,8 @@ def escape_controls(text: str) -> str:
 def is_visible(character: str) -> bool:
     """Return whether a character is visible or a space."""
     if character.isprintable():
-        return _BLANK.match(character) is None
-    return unicodedata.category(character) == "Zs"
+        return _BLANK.match(character) is None  # Python calls some invisible characters printable
+    return unicodedata.category(character) == "Zs"  # a space; Python calls only the ASCII space printable
 
 
 def escape_surrogates(text: str) -> str:
@@ -266,12 +279,14 @@ def escape_surrogates(text: str) -> str:
 def get_logger(name: str) -> logging.Logger:
     """Return a module's logger, which redacts secrets and escapes invisible characters in its messages."""
     logger = logging.getLogger(name)
-    logger.addFilter(_clean_message)
+    logger.addFilter(_clean_message)  # the filter changes each message before it is logged
     return logger
 
 
 def _clean_message(record: logging.LogRecord) -> bool:
-    # A filter for logging; the result True means that the record is logged.
+    # A filter for logging: redact secrets in the message, escape invisible characters, and indent all lines except the
+    # first. The result True means that the record is logged.
     lines = indent_further(redact_secrets(record.getMessage())).split("\n")
+    # The message already contains its arguments, so logging must not insert them again.
     record.msg, record.args = "\n".join(map(escape_controls, lines)), None
     return True

@@ -52,14 +52,17 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     A process without a name uses `out`. A process with a name, or a child process of `multiprocessing`, uses a folder
     `out/worker_NAME`: its current folder, a new folder, or the folder of an ended process of this run.
     """
-    if worker is None and parent_process() is None:
+    # `out` is the run folder that the user chose; `worker` is the name that the user gave this process, or None.
+    if worker is None and parent_process() is None:  # no name, and not a child process of `multiprocessing`
         return out, None
+    # Try these names in turn, until this process may use the folder of a name.
     if worker is None:
         names: Iterator[str] = map(str, count())  # 0, 1, ...
     else:
         names = chain([worker], (f"{worker}-{number}" for number in count(2)))  # NAME, NAME-2, NAME-3, ...
     for name in names:
         worker_folder = out / f"worker_{name}"
+        # `_open_folders` has the folders into which this process already records.
         if worker_folder.resolve() in _open_folders or _claim_worker_folder(worker_folder):
             return worker_folder, name
     raise AssertionError("too many worker folders exist")
@@ -67,14 +70,16 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 def _claim_worker_folder(path: Path) -> bool:
     """Make or take over a folder; return False if another process uses it. Raises `RunError` if another run made it."""
+    # `path` is a worker's folder, `out/worker_NAME`. True = this process has locked the folder and may use it.
     _make_folder(path.parent)
     with suppress(FileExistsError):  # an existing folder is handled below
         path.mkdir()
-        _claims[path] = lock_folder(path)
+        _claims[path] = lock_folder(path)  # the descriptor of the lock file, which `release_claims` unlocks
         call_at_exit(release_claims)
         return True
     if not (path / RUN).exists():  # another process has just made the folder, or ended before writing run.json
         return False
+    # The folder may be taken over only if a process of this run made it, and only if that process has ended.
     try:
         stored_run = json.loads((path / RUN).read_bytes())
         is_of_this_run = stored_run["volatile"]["session"] == _session_name()
@@ -85,7 +90,7 @@ def _claim_worker_folder(path: Path) -> bool:
         require_free_folder(path, is_of_killed_writer, _OTHER_OUT)
     try:
         lock = lock_folder(path)
-    except errors.RunError:
+    except errors.RunError:  # the process that made the folder still uses it
         return False
     if not _is_same_file(path / LOCK, lock):  # the file system has no locks: another process may still use the folder
         os.close(lock)
@@ -94,7 +99,8 @@ def _claim_worker_folder(path: Path) -> bool:
     call_at_exit(release_claims)
     folder = RunFolder(path, {})
     _open_folders[path.resolve()] = folder
-    folder.reopen(stored_run["host"])
+    folder.reopen(stored_run["host"])  # reads run.json and the episodes that are already in the folder
+    # A run is complete if all its recordings (blocks) have ended normally.
     if not stored_run["complete"]:  # keep the run incomplete: count a recording that never ends normally
         folder._block_count += 1
     return True
@@ -103,12 +109,13 @@ def _claim_worker_folder(path: Path) -> bool:
 def release_claims() -> None:
     """Unlock the folders that this process has claimed, so that later processes of this run can continue them."""
     while _claims:
-        unlock_folder(*_claims.popitem())
+        unlock_folder(*_claims.popitem())  # an item is a folder and the descriptor of its lock
 
 
 def call_at_exit(function: Callable[[], None]) -> Undo:
     """Call `function` when this process ends, even as a `multiprocessing` worker. Return a function to cancel this."""
     atexit.register(function)
+    # The functions that cancel the two registrations; the returned function calls them.
     cancels: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
         from multiprocessing.util import Finalize
@@ -120,9 +127,12 @@ def call_at_exit(function: Callable[[], None]) -> Undo:
 
 def _session_name() -> str:
     """Return a name that is the same in a process and in all `multiprocessing` workers that it starts."""
-    parent = parent_process()
+    # The name is the id of the process that started the workers, and its start time: "ID-TIME", or "ID".
+    parent = parent_process()  # None unless this process is a worker of `multiprocessing`
     process_id = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so add the process's start time (on Linux)
+        # The process's own name is in parentheses and may contain blanks, so split only the text after it. The start
+        # time is field 22 of the whole line, and field 19 (counted from 0) of this text.
         fields_after_name = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
         return f"{process_id}-{fields_after_name[19]}"
     return str(process_id)
@@ -132,8 +142,10 @@ def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mappi
     """Return the run folder at `out`, ready for the episodes of another environment. Reuse a folder that this process
     made. Raises `RunError` if the folder contains other files, and `FileError` if it cannot be written.
     """
+    # `rules` are the facts about the user's loop, such as the policy's name and the horizon. `volatile` has facts for
+    # run.json that differ between runs, such as the start time; it is not used for a folder that is reused.
     path = out.resolve()
-    folder = _open_folders.get(path)
+    folder = _open_folders.get(path)  # None = this process does not use the folder yet
     if folder is None or not (path / RUN).exists():  # a folder that was removed is made again
         folder = RunFolder(out, volatile)
     folder.add_environment(env, rules)
@@ -162,14 +174,17 @@ class RunFolder:
         }
         self._process_id, self._lock = os.getpid(), threading.RLock()
         self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # count by policy, benchmark and task id
-        self._outcomes: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()  # number of written episodes by outcome
+        # A block is one recording, from `begin_block` to `close_block`. Complete blocks have ended normally.
         self._next_file_number = self._block_count = self._complete_blocks = self._open_blocks = 0
-        self._written_description = b""
+        self._written_description = b""  # content of run.json; empty = run.json is not written yet
+        # True if the folder does not exist yet, or is a worker's folder: it is removed if no episode is recorded.
         self._is_new = not out.exists() or out in _claims
 
     @contextmanager
     def take_turn(self) -> Iterator[None]:
         """Let only one thread write at a time. Raises `RunError` in a forked child of the recording process."""
+        # A forked child has a copy of this object, and would overwrite the files of its parent.
         if os.getpid() != self._process_id:
             remedy = "Call record_until_closed or RunWriter in the process that records, with another out=."
             raise errors.RunError("the parent of this process already records into this folder", remedy=remedy)
@@ -178,6 +193,7 @@ class RunFolder:
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Register another environment and its task, and begin to record the environment."""
+        # `rules` are the facts about the user's loop. run.json lists the different numbers of settling steps.
         protocol = self._description["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
@@ -188,8 +204,11 @@ class RunFolder:
         folder, unless `reopen` has read it. Raises `RunError` if the folder already contains other files, and
         `FileError` if the folder or run.json cannot be written.
         """
+        # `host` is the simulator's name (None = no name), `versions` maps distributions to their versions, and `policy`
+        # is a name. A `privileged` policy sees simulator state that no robot has.
+        # This code's version is listed under the distribution that `versions` contains, or else under safevla-bench.
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
-        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}
+        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}  # with earlier policies
         policies[policy] = privileged
         self._description.update(
             host=host,
@@ -200,8 +219,8 @@ class RunFolder:
             self._description["code"].append(describe_code())
         self._block_count += 1
         self._open_blocks += 1
-        if not self._written_description:
-            require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)
+        if not self._written_description:  # run.json was neither written nor read, so this is the first recording
+            require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)  # files of a killed writer may exist
             _make_folder(self.path, RAW)
         self._write_description()
 
@@ -216,6 +235,7 @@ class RunFolder:
                 problem += f" with the protocol {stored['protocol']['name']!r}, not a user's loop on {host!r}"
                 raise errors.RunError(problem, remedy="Choose another folder.", place=place)
             self._description = {name: stored[name] for name in self._description}
+            # Each file is the row of one written episode; its name is a number, such as `000012.json`.
             for path in sorted((self.path / RAW).glob("*.json")):
                 place = errors.Place(file=str(path))
                 self._register_episode(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
@@ -244,12 +264,14 @@ class RunFolder:
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
                 _write_file(stem.with_suffix(".npz"), content)
+            # Add to the row the hashes that identify the recording code.
             _write_file(stem.with_suffix(".json"), _encode_json(asdict(replace(row, code=describe_code()))))
             self._register_episode(row, number)
             self._write_description()
 
     def _register_episode(self, row: episode.EpisodeRow, file_number: int) -> None:
-        # Count an episode that has been written.
+        # Count an episode that has been written. `row` is its row in the run's table of episodes, and `file_number` is
+        # the number in the names of its files. The next numbers are larger than all that are in use.
         key = (row.policy, row.benchmark, row.task_id)
         self._next_file_number = max(self._next_file_number, file_number + 1)
         self._begun_episodes[key] = max(self._begun_episodes[key], row.episode + 1)
@@ -258,6 +280,8 @@ class RunFolder:
         self.episode_ids.add(row.episode_id)
 
     def _add_task(self, benchmark: str, task_id: str, horizon: int | None) -> None:
+        # Add a task's benchmark, name and horizon to the content of run.json, unless they are already there. `horizon`
+        # is the largest number of steps in an episode; None = unknown.
         description = self._description
         for known_names, name in ((description["suites"], benchmark), (description["tasks"], f"{benchmark}/{task_id}")):
             if name not in known_names:
@@ -269,18 +293,20 @@ class RunFolder:
         """End one recording; `complete` is false if it was interrupted. When no recording is open any more, write
         run.json and print the folder's path. If no episode was recorded, remove the folder and log a warning.
         """
-        if os.getpid() != self._process_id:
+        if os.getpid() != self._process_id:  # a forked child must not end its parent's recording
             return
         if complete:
             self._complete_blocks += 1
         self._open_blocks -= 1
+        # `is_last` is false if the caller will begin another recording in this folder at once.
         if not is_last or self._open_blocks:
             return
         shown_path = shlex.quote(_shorten_path(self.path))
-        if self._outcomes:
+        if self._outcomes:  # at least one episode was written
             self._write_description()
             outcomes = ", ".join(f"{episodes} {outcome}" for outcome, episodes in self._outcomes.most_common())
             rules_option = " --rules as-judged" if (self.path / _RULES_FILE).exists() else ""
+            # The built-in rules fit only tasks of a simulator (host) that `safevla eval` knows.
             needs_rules = not rules_option and not self._description["host"]
             rules_hint = "Tasks of your own need --rules FILE: docs/howto/tasks.md. " if needs_rules else ""
             with suppress(OSError, ValueError):  # stderr may be closed
@@ -333,6 +359,7 @@ def require_free_folder(
     path: Path, may_exist: Callable[[Path], bool], remedy: str = "Choose another --out, or remove the folder first."
 ) -> None:
     """Raise `RunError` if `path` is a file, or a folder with an entry for which `may_exist` returns false."""
+    # A path at which nothing exists is free, and so is a folder in which all entries may exist.
     if path.exists() and not (path.is_dir() and all(map(may_exist, path.iterdir()))):
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
@@ -345,11 +372,12 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
         with suppress(OSError):
             file.unlink()
     for folder in [path / RAW, path] if is_new else [path / RAW]:
-        with suppress(OSError):
+        with suppress(OSError):  # `rmdir` fails if the folder is not empty
             folder.rmdir()
 
 
 def _shorten_path(path: Path) -> str:
+    # Return the path as a text: relative to the user's working directory if it is inside, otherwise unchanged.
     with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be deleted
         if os.path.samefile(os.environ.get("PWD", ""), "."):  # shell and process have the same working directory
             return str(path.relative_to(Path.cwd()))
@@ -357,13 +385,15 @@ def _shorten_path(path: Path) -> str:
 
 
 def _make_folder(path: Path, subfolder: str = "") -> None:
-    # Make `path`, its parents and the `subfolder`, unless they exist. An error names `path`.
+    # Make `path`, its parents and the folder `path/subfolder` ("" = only `path`), unless they exist. Raises a
+    # `FileError` that names `path`.
     with errors.translated_errors(path):
         (path / subfolder).mkdir(parents=True, exist_ok=True)
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    # Write a temporary file, and then rename it to `path`, so that `path` is never incomplete.
+    # Write a temporary file, and then rename it to `path`, so that `path` is never incomplete. If this fails, raise a
+    # `FileError` that names `path`, and delete the temporary file.
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     with suppress(OSError):
         partial_file.unlink()  # left by an ended process with the same process id, or a symbolic link
@@ -390,7 +420,7 @@ def _escape_invisible(character: str) -> str:
     if character == "\n" or errors.is_visible(character):
         return character
     # For a lone surrogate, the JSON text contains the sequence from `escape_surrogates`.
-    return json.dumps(errors.escape_surrogates(character))[1:-1]
+    return json.dumps(errors.escape_surrogates(character))[1:-1]  # without the quotation marks
 
 
 # A lock allows one writer per run folder. The operating system releases the lock when the writer's process ends.
@@ -416,15 +446,17 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
                 raise errors.RunError("another run is writing to this folder", remedy=remedy, place=place) from None
             # Some cluster file systems have no locks; recording without a lock is better than not recording.
             _log.warning("%s: this file system does not support locks: %s", folder, error)
-            return os.open(os.devnull, os.O_RDONLY)
+            return os.open(os.devnull, os.O_RDONLY)  # a descriptor that `unlock_folder` can close, without a lock
         if _is_same_file(folder / LOCK, descriptor):
             _held_locks.add(descriptor)
             return descriptor
-        os.close(descriptor)  # the process with the lock removed the file after we had opened it
+        os.close(descriptor)  # the process with the lock removed the file after we had opened it; try again
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
     """Close the lock's `descriptor`. If this process itself, not its parent, took the lock, remove the lock file."""
+    # `_held_locks` has the descriptors of the locks that this process took; a forked child begins with an empty set. If
+    # another process has replaced the lock file, the file is not removed.
     if descriptor in _held_locks and _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     _held_locks.discard(descriptor)
@@ -432,6 +464,7 @@ def unlock_folder(folder: Path, descriptor: int) -> None:
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
+    # Return whether `path` is the file that is open as `descriptor`; False if there is no file at `path`.
     try:
         return os.path.samestat(os.stat(str(path)), os.fstat(descriptor))
     except FileNotFoundError:
@@ -508,9 +541,9 @@ class RunWriter:
         _make_folder(self.path)
         if not (self.path / RUN).exists():
             require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)
-        self._lock = lock_folder(self.path, "out=")
+        self._lock = lock_folder(self.path, "out=")  # "out=": the option that an error message names
         try:
-            if (self.path / RUN).exists():
+            if (self.path / RUN).exists():  # an earlier `RunWriter` made the folder
                 self._folder.reopen(host)
             self._folder.begin_block(host, self._versions, policy, privileged=privileged)
         except BaseException:
@@ -521,10 +554,12 @@ class RunWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        # `kind` is the type of the error that ended the `with` block; None = no error, so the run is complete.
         self.close(complete=kind is None)
 
     def close(self, *, complete: bool = True) -> None:
         """Write run.json and unlock the folder; if it has no episodes, remove it."""
+        # `complete` is false if the run was interrupted; run.json stores this. Further calls do nothing.
         if self._is_closed:  # the lock's descriptor may belong to another file now
             return
         self._is_closed = True
@@ -564,6 +599,8 @@ class RunWriter:
             FileError: the episode cannot be written.
         """
         with self._folder.take_turn():  # until the row is written, no other thread may get the same number
+            # `begun` is the number of episodes that the recorder has begun. If the number was the same at the last
+            # `write`, then no episode has begun since.
             begun = getattr(recorder, "begun", None)  # a user's own class may lack this attribute
             written = {} if begun is None else _WRITTEN.setdefault(recorder, {})
             last_begun, last_id = written.get(self.path, (None, ""))
@@ -583,6 +620,8 @@ class RunWriter:
         header: Mapping[str, object],
     ) -> str:
         # Check the episode and write it; return its id. `reason` says why it was stopped or why its action is invalid.
+        # `costs` has the simulator's own cost of each step. `fields` are the checked header fields with defaults, and
+        # `number` is the number (from 0) of the policy's episode of the task.
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
@@ -597,6 +636,7 @@ class RunWriter:
             problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
             remedy = f"Use one of {', '.join(episode.OUTCOMES)}; success is true only with the outcome 'success'."
             raise _field_error("outcome", problem, remedy)
+        # Check the length `dt` of a control step against the recorded substeps, unless their lengths are unknown.
         shortest_s, longest_s = 0.0, float("inf")
         if hasattr(recorder, "step_range_s"):  # an episode object of a user's own class may lack this method
             shortest_s, longest_s = recorder.step_range_s()
@@ -610,12 +650,13 @@ class RunWriter:
             problem = f"{len(limits)} limits were given for {torques.shape[1]} recorded torques"
             raise _field_error("joint_torque_limit_nm", problem, "Give one limit per joint, in the joints' order.")
         episode.check_recorded_numbers(recording)
-        if self._privileged:
+        if self._privileged:  # the policy sees simulator state that no robot has
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
         try:
             content = episode.encode_episode(recording)
         except (ValueError, TypeError) as error:
             raise errors.RecordError(f"the header cannot be written: {error}", remedy="Correct the header.") from None
+        # An episode of n records has n - 1 steps, because record 0 is the state before the first step.
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
@@ -623,21 +664,25 @@ class RunWriter:
         `header` is the same as for `write`, but only `benchmark` and `task_id` are required.
         """
         with self._folder.take_turn():
+            # `number` is the number of the policy's episode of the task; None = there is no file with a record.
             fields, number = self._complete_header(header, _REQUIRED_FOR_ROW)
             return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
         # Return the header's fields, with defaults, and the episode's number. A missing field or a used id is an error.
+        # `header` has the fields that `write` received, and overrides the constructor's fields. `required` names the
+        # fields that must be present. The number (from 0) counts the policy's episodes of this task.
         if self._is_closed:
             remedy = "Write before `close`, inside the `with` block. A new RunWriter adds episodes to the folder."
             raise errors.RunError("the run folder is closed", remedy=remedy, place=errors.Place(file=str(self.path)))
         values = {name: _convert_field(name, value) for name, value in {**self._header, **header}.items()}
+        # A field with the value None is missing, except `target_object`: None means that the task has no target.
         fields = {name: value for name, value in values.items() if value is not None or name == "target_object"}
         missing = [name for name in required if name not in fields]
         if missing:
             remedy = f"Pass the required fields here or for the whole run: {', '.join(required)}."
             raise _field_error(missing[0], "the value is missing", remedy)
-        task = TaskLabel(fields["benchmark"], fields["task_id"], "")
+        task = TaskLabel(fields["benchmark"], fields["task_id"], "")  # "": the instruction is not needed here
         episode_number = self._folder.next_number(self._policy, task)
         fields.setdefault("episode_id", f"{self._policy}/{task.benchmark}/{task.task_id}/ep_{episode_number:03d}")
         fields.setdefault("outcome", "success" if fields.get("success") else "failure")
@@ -650,19 +695,22 @@ class RunWriter:
     def _write_row(
         self, fields: Mapping[str, Any], episode_number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
-        # Write the episode's row, and its arrays unless `content` is None. Return the episode's id.
+        # Write the episode's row, and its arrays unless `content` is None. Return the episode's id. `fields` are the
+        # checked header fields, and `content` has the bytes of the `.npz` file.
         header_fields = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
         values: dict[str, Any] = {name: fields.get(name) for name in header_fields}
+        # In a user's own loop, the policy's seed is unknown.
         values.update(policy=self._policy, policy_seed=None, episode=episode_number, steps=steps, reason=reason)
         self._folder.write_episode(episode.EpisodeRow(**values), content)
         return str(fields["episode_id"])
 
 
 def _convert_field(name: str, value: object) -> Any:
-    # Return the value as a plain Python value. Raise an error if the field cannot have this type or value.
+    # Return the value of the header field `name` as a plain Python value; None means that the field is missing. Raise
+    # an error if no field has this name, or if the field cannot have this type or value.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
-    plain: Any = value.tolist() if hasattr(value, "tolist") else value
+    plain: Any = value.tolist() if hasattr(value, "tolist") else value  # arrays and NumPy's numbers have `tolist`
     if plain is None:
         return None
     if name == "joint_torque_limit_nm":
@@ -680,8 +728,10 @@ def _convert_field(name: str, value: object) -> Any:
 
 
 def _convert_limits(name: str, limits: Any) -> list[float]:
-    # Return the torque limits in the field `name` as plain numbers. Raise an error unless all are numbers above zero.
+    # Return the torque limits in the field `name`, one per joint in N·m, as plain numbers. Raise an error unless all
+    # are numbers above zero.
     if isinstance(limits, (list, tuple)):
+        # Convert NumPy's numbers and arrays without axes to plain numbers.
         limits = [limit.item() if getattr(limit, "ndim", None) == 0 else limit for limit in limits]
         are_numbers = [isinstance(limit, (int, float)) and not isinstance(limit, bool) for limit in limits]
         # The inverse of a limit must not exceed `LARGEST` either.
@@ -692,4 +742,5 @@ def _convert_limits(name: str, limits: Any) -> list[float]:
 
 
 def _field_error(field: str, problem: str, remedy: str) -> errors.RecordError:
+    # Return an error about the header field of this name. The caller raises it.
     return errors.RecordError(problem, remedy=remedy, place=errors.Place(field=field))

@@ -51,6 +51,8 @@ def read_identity(
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
     code in `folder` of an imported package. If one cannot be read, all hashes are unknown, and a warning is logged.
     """
+    # `definition` is the task's file or class, `states` are None if there is no array of initial states, and `folder`
+    # is a path relative to the package's own folder.
     try:
         if isinstance(definition, type):
             task = hash_class(definition)
@@ -65,6 +67,7 @@ def read_identity(
 def hash_array(array: np.ndarray[Any, Any]) -> str:
     """Return the hash of an array's dtype, shape and bytes (little-endian, C order)."""
     array = np.asarray(array)
+    # A fixed byte order and memory layout give equal arrays equal hashes on all machines.
     ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     description = json.dumps([ordered.dtype.str, list(array.shape)])
     return hashlib.sha256(description.encode() + b"\n" + ordered.tobytes()).hexdigest()
@@ -73,6 +76,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
 @lru_cache(maxsize=None)
 def hash_class(kind: type) -> str:
     """Return the hash of a class's qualified name and source, without decorators and code of base classes. Cached."""
+    # Parse the file of the class, and find the lines of the class in it.
     text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
     node: Any = ast.parse(text)
     # A qualified name lists the enclosing classes, outermost first, and then the class itself.
@@ -85,6 +89,7 @@ def hash_class(kind: type) -> str:
 
 def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
     """Return the hash of files, given as pairs of name and content in any order."""
+    # Each row is a file's name and the hash of its content; the order of `files` has no effect.
     rows = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -94,6 +99,7 @@ def read_source(package: str, folder: str) -> dict[str, str]:
     """Return the distribution and version of an imported package, and the hash of the Python files in its `folder`.
     Return only the hash unless exactly one distribution provides the package. Cached.
     """
+    # `folder` is a path relative to the package's own folder.
     root = Path(str(sys.modules[package].__file__)).parent / folder
     sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
     versions = find_distributions(package)
@@ -139,12 +145,13 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
 
 def is_other_code(first: str, second: str) -> bool:
     """Return whether two texts of `describe_code` contain the same package with different hashes."""
+    # Each text lists packages with their hashes. A package that only one of the texts lists is not compared.
     first_digests, second_digests = _package_digests(first), _package_digests(second)
     return any(first_digests[name] != second_digests[name] for name in first_digests.keys() & second_digests.keys())
 
 
 def _package_digests(text: str) -> dict[str, str]:
-    # Return the hash of each package in a text of `describe_code`; {} for the text `unknown`.
+    # Return the hash of each package in a text such as `package_a 01ab, package_b 23cd`; {} for the text `unknown`.
     parts = [entry.rpartition(" ") for entry in text.split(", ")]
     return {name: digest for name, _, digest in parts if name}
 
@@ -153,15 +160,16 @@ def _package_digests(text: str) -> dict[str, str]:
 def find_distributions(package: str) -> dict[str, str]:
     """Return the name and version of each installed distribution that provides an imported package. Cached."""
     file = Path(str(sys.modules[package].__file__)).resolve()
-    relative = f"{package.replace('.', '/')}/{file.name}"
+    relative = f"{package.replace('.', '/')}/{file.name}"  # as in a distribution's list of files
     installed = list(importlib.metadata.distributions())
     providers = [dist for dist in installed if _is_true_without_error(_lists_file, dist, relative, file)]
-    if not providers:
+    if not providers:  # an editable installation does not list the package's files
         providers = [dist for dist in installed if _is_true_without_error(_is_editable, dist, file)]
     return {str(dist.metadata["Name"]): str(dist.version) for dist in providers}
 
 
 def _is_true_without_error(check: Callable[..., bool], *arguments: object) -> bool:
+    # Return the result of `check(*arguments)`, or False if it raises an error.
     try:
         return check(*arguments)
     except Exception:  # an unrelated damaged installation must not stop a recording
@@ -169,13 +177,16 @@ def _is_true_without_error(check: Callable[..., bool], *arguments: object) -> bo
 
 
 def _lists_file(distribution: importlib.metadata.Distribution, relative: str, file: Path) -> bool:
-    # Return whether the distribution has installed `file`, whose path in the distribution is `relative`.
+    # Return whether the distribution has installed `file`, whose path in the distribution is `relative`. Another file
+    # with the same relative path may belong to another installation.
     file_list = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
     return relative in file_list and Path(str(distribution.locate_file(relative))).resolve() == file
 
 
 def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
-    # Return whether the distribution is an editable installation of the project that contains `file`.
+    # Return whether the distribution is an editable installation of the project that contains `file`. The metadata file
+    # `direct_url.json` has the URL of the project's folder. Files in `site-packages`, such as in a virtual environment
+    # inside this folder, do not belong to the project.
     direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
     project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")  # does not exist
     is_inside = project_folder in file.parents and "site-packages" not in file.relative_to(project_folder).parts
@@ -207,6 +218,8 @@ class OfficialSuite(NamedTuple):
 @lru_cache(maxsize=None)
 def official_suites() -> dict[str, OfficialSuite]:
     """Return the official suites by benchmark name; aliases are included. Cached."""
+    # For each host (simulator), the JSON file has the hashes of its code by "distribution version", and its suites by
+    # name: a suite's tasks by id, or the name of another suite, of which it is an alias.
     suites: dict[str, OfficialSuite] = {}
     for host_data in json.loads(_DATA.read_text(encoding="utf-8")).values():
         sources = {tuple(name.split(" ")): digest for name, digest in host_data["sources"].items()}
@@ -239,6 +252,7 @@ def find_official_name(name: str) -> str | None:
 
 def _pattern_of_character(char: str) -> str:
     # Return the part of `find_official_name`'s pattern for one character; "" if the character is ignored.
+    # Letters and digits that are ASCII or wide East Asian ("W", "F") match only themselves; "." matches any character.
     if char.isascii() or unicodedata.east_asian_width(char) in "WF":
         return char if char.isalnum() else ""
     return "." if char.isalpha() else ".?"

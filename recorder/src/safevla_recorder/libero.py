@@ -58,6 +58,7 @@ def find_libero(env: object) -> RecordableLibero | None:
     wrapper_module = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrapper_module is None:  # a script that has not imported this module has no LIBERO environment
         return None
+    # `ControlEnv` is LIBERO's outermost class; `OffScreenRenderEnv` is a subclass of it.
     control = attachment.find_layer(env, wrapper_module.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
@@ -75,6 +76,7 @@ class RecordableLibero(attachment.RecordableEnv):
         Raises `HostError` if the environment is closed or has a wrong robot, if robosuite is not 1.4, or if the initial
         states cannot be read.
         """
+        # `control` is LIBERO's outer environment. Its attribute `env` is the robosuite environment with the simulation.
         domain = getattr(control, "env", None)
         if domain is None:
             raise HostError("the environment is closed", remedy="Make a new environment before recording.")
@@ -89,10 +91,15 @@ class RecordableLibero(attachment.RecordableEnv):
         self.identity = task_identity(bddl_file, self._init_states)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
+        # Replace the task's initial states by `init_states`, [count, state], or [state] for a single one. The hash of
+        # the states identifies them in the records.
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
         self.identity = replace(self.identity, init_states_sha256=identity.hash_array(self._init_states))
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
+        # Add hooks that report the environment's events to `cutter`, which turns them into episodes. Return a function
+        # that removes the hooks. `cutter.guard()` turns an error in recording into a warning and a lost episode. The
+        # functions `after_...` get the result of the hooked method, which is not used, and the arguments of its call.
         def before_reset() -> None:
             cutter.on_interruption()  # has an effect only if a script resets `env.env` directly
             with cutter.guard():
@@ -120,7 +127,8 @@ class RecordableLibero(attachment.RecordableEnv):
         return partial(undo_all, hooks)
 
     def _find_state_index(self, state: ArrayLike) -> int | None:
-        # Return the index of this state among the initial states; None if it is not among them.
+        # Return the index of this state among the initial states [count, state]; None if it is not among them, or if
+        # the initial states are unknown.
         flat_state = np.asarray(state, dtype=np.float64).ravel()
         states = self._init_states
         if states is None or states.shape[1:] != flat_state.shape:
@@ -129,21 +137,27 @@ class RecordableLibero(attachment.RecordableEnv):
         return int(equal_rows[0]) if len(equal_rows) else None
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
+        # Attach a recorder, which copies each physics substep and takes record 0 now. Return it and a function that
+        # detaches it. `_goals.read` returns the latest results of the environment's goal checks.
         scene, task_id = read_scene(self._env), self.task.task_id
         return recorder.attach_recorder(self._env.sim, "step", scene, task_id, self.unstable_steps, self._goals.read)
 
     def fixture_roots(self) -> list[str]:
+        # Return the names of the root bodies of all fixtures, such as tables and cabinets.
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
 
     def is_still(self, action: Action) -> bool:
+        # Return whether the action [A] does not move the arm. It may move the gripper.
         return not np.any(action[:-1])  # the last number moves the gripper
 
     def target_object(self) -> str | None:
+        # Return the name of the first movable object in the goal's predicates; None if they have only fixtures.
         targets = goal_targets(self._env)
         return targets[0] if targets else None
 
 
 def _require_panda(domain: BDDLBaseDomain) -> None:
+    # Raise `HostError` unless LIBERO's environment has exactly one robot, and this robot is a Panda with seven joints.
     robot = domain.robots[0]
     if len(domain.robots) != 1 or len(robot._ref_joint_vel_indexes) != _ARM_JOINTS or "Panda" not in robot.name:
         names = ", ".join(str(robot.name) for robot in domain.robots)
@@ -165,6 +179,7 @@ def fresh_global_seed() -> int | None:
     seed, is_fresh = int(state[1][0]), state[2:] == (len(state[1]), 0, 0.0)
     if not is_fresh:
         return None
+    # The first number of a fresh key is the seed, unless the generator was seeded in another way, such as by an array.
     reseeded_state: Any = np.random.RandomState(seed).get_state()
     return seed if np.array_equal(reseeded_state[1], state[1]) else None
 
@@ -177,6 +192,7 @@ _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
 
 def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
     """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
+    # Each predicate is a verb, followed by the names of one or two objects, fixtures or sites.
     return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
 
 
@@ -184,6 +200,8 @@ class GoalWatch:
     """Stores the results of the environment's own goal checks, because additional checks could have side effects."""
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
+        # `domain` is LIBERO's inner environment. `_latest` has the results since the last `read`, by predicates such as
+        # "on bowl_1 plate_1".
         self._domain = domain
         self._latest: dict[str, bool] = {}
 
@@ -200,6 +218,7 @@ class GoalWatch:
         """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and forget them. Return
         {} if the result of any of the goal's predicates is missing.
         """
+        # LIBERO's `step` checks all predicates of the goal. A result is missing if it has made no check since then.
         latest, self._latest = self._latest, {}
         goal_names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
         return {name: latest[name] for name in goal_names} if latest.keys() >= set(goal_names) else {}
@@ -208,7 +227,7 @@ class GoalWatch:
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
     """Return the first movable object in each of the goal's predicates, without repetitions: the targets."""
     targets: dict[str, None] = {}  # a dict keeps the order and drops repetitions
-    for _, *arguments in goal_predicates(domain):
+    for _, *arguments in goal_predicates(domain):  # the first word of a predicate is its verb, such as "on"
         movable = [name for name in arguments if name in domain.objects_dict]
         targets.update(dict.fromkeys(movable[:1]))
     return tuple(targets)
@@ -219,6 +238,8 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
     fixtures: set[str] = set()
     for verb, *names in goal_predicates(domain):
         if verb in _JOINT_GOALS:
+            # The site of each name; None if the name is not that of a site. `parent_name` is the fixture that owns a
+            # site.
             sites = [domain.object_sites_dict.get(name) for name in names]
             fixtures.update(str(getattr(site, "parent_name", None) or name) for name, site in zip(names, sites))
     return frozenset(fixtures)
@@ -230,7 +251,9 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     The bodies of a movable object have the object's BDDL name; other bodies have MuJoCo's names. Links of articulated
     fixtures are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
-    model = domain.sim.model._model
+    # `objects` and `links` map recorded names to ids of MuJoCo bodies. `body_name` has each MuJoCo body's recorded
+    # name.
+    model = domain.sim.model._model  # MuJoCo's own `MjModel`
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
     body_name = recorder.name_bodies(model, objects)
     links = {
@@ -265,7 +288,7 @@ def installed_versions() -> dict[str, str]:
 
 def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
     """Return the identity of the task in a BDDL file with initial states [count, 1 + nq + nv]. Imports LIBERO."""
-    installed_folder("bddl_files")
+    installed_folder("bddl_files")  # imports LIBERO, whose source code is part of the identity
     return identity.read_identity(bddl_file, init_states, _PACKAGE, _ENVS)
 
 
@@ -273,6 +296,7 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
     """Raise `HostError` if robosuite's `version` is not 1.4. `distributions` are the packages that install LIBERO."""
     if version.startswith(_ROBOSUITE):
         return
+    # Distributions other than LIBERO's own, such as ports of LIBERO to another version of robosuite.
     ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
     if ports:
         series = ".".join(version.split(".")[:2])
@@ -286,6 +310,8 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
     """Return benchmark and task of a BDDL file: the official suite and task, or else the names of folder and file."""
+    # `language` is the instruction in the BDDL file. Official suites take their instructions from file names instead,
+    # unless the suite rewords them.
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)
@@ -297,6 +323,7 @@ def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
 
 def is_reworded(benchmark: str) -> bool:
     """Return whether a suite's instructions come from its task files, not from file names as in LIBERO's suites."""
+    # LIBERO-PRO's suites are variants of LIBERO's suites; the ends of their names say what was changed.
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 
@@ -304,7 +331,7 @@ def name_own_task(bddl_file: Path) -> tuple[str, str]:
     """Return benchmark and task id of a BDDL file that belongs to no suite: the names of its folder and file. If the
     folder has the name of an official suite, the benchmark's name begins with `own-`.
     """
-    folder = bddl_file.resolve().parent.name or "root"
+    folder = bddl_file.resolve().parent.name or "root"  # the name of the file system's root folder is empty
     return f"own-{folder}" if identity.find_official_name(folder) else folder, bddl_file.stem
 
 
@@ -313,6 +340,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     name and content. The order of tasks in the installed suite is ignored, because LIBERO-plus reorders tasks.
     """
     path = bddl_file.resolve()
+    # The benchmark whose suite has the name of the file's folder; None if there is none.
     suite = next((name for name, folder in ALL_SUITES.items() if folder == path.parent.name), None)
     if suite is None or path.parent.parent != installed_folder("bddl_files") or not path.is_file():
         return None
@@ -326,6 +354,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
     """Return LIBERO's task entries of a suite, in LIBERO's order; () if this LIBERO lacks the suite. Cached."""
+    # Each entry is LIBERO's named tuple about a task: name, instruction, BDDL file and file of initial states.
     # LIBERO's Benchmark classes give the same tasks in the same order, but each instance prints two lines.
     from libero.libero.benchmark import task_maps
 
@@ -348,7 +377,7 @@ def find_init_states(bddl_file: Path) -> Floats | None:
         return read_own_states(bddl_file)
     from libero.libero.benchmark import get_benchmark
 
-    benchmark, _ = suite_task
+    benchmark, _ = suite_task  # the task's official index may differ from its index in the installed suite
     try:
         index = [entry.name for entry in suite_entries(benchmark)].index(bddl_file.resolve().stem)
         with contextlib.redirect_stdout(io.StringIO()):  # hide LIBERO's messages
@@ -364,6 +393,7 @@ def read_own_states(bddl_file: Path) -> Floats | None:
     `init_states`; None if there is no file. Raises `HostError` if the file cannot be read.
     """
     name = f"{bddl_file.stem}{_STATES_FILE_SUFFIX}.npz"
+    # LIBERO stores the files of a suite in `bddl_files/SUITE` and `init_states/SUITE`.
     candidates = [bddl_file.with_name(name)]
     if bddl_file.resolve().parent.parent == installed_folder("bddl_files"):
         candidates.append(installed_folder("init_states") / bddl_file.resolve().parent.name / name)

@@ -45,6 +45,9 @@ class RecordingSession:
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
         """Begin recording now, or at the environment's first reset if this reset makes the simulator."""
+        # `env` is the environment that the user passed, perhaps a wrapper. `begin` attaches hooks to a simulator. It
+        # returns the object that turns the simulator's events into episodes (the cutter), the folder that the episodes
+        # are written into, and a function that removes the hooks.
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
         # The result of `begin` for the current simulator; None before the first simulator and after the end.
@@ -63,20 +66,25 @@ class RecordingSession:
                 self._hooks.append(wrap_method(env, "reset", self._watch_reset))
 
     def __del__(self) -> None:
+        # The list of hooks is empty if the session was closed. A forked child must not end its parent's recording.
         if self._hooks and os.getpid() == self._process_id:
             self.close_quietly()  # the loop has deleted the environment without closing it
 
     def _attach(self, simulator: object) -> None:
+        # Begin to record this simulator. The hooks on the simulator refer to the cutter, `_recording[0]`.
         self._recording = self._begin(simulator)
         self._recording[0].owner = self  # keeps this session alive as long as the environment
 
     def _watch_reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        # Replaces `reset` of the wrapper that the user passed. Records any simulator that the reset makes.
+        # Replaces `reset` of the wrapper that the user passed; `original` is the wrapper's own method, whose result is
+        # returned unchanged. Records a simulator that the reset makes.
         if not known_kinds():
             with suppress(Exception):  # import the class now, to notice the instances that the reset makes
                 importlib.import_module(_LIBERO)
+        # During the reset, `_begin_with` is called with each new instance of LIBERO's and RoboCasa's environments.
         with attachment.watch_construction(known_kinds(), self._begin_with):
             result = original(*args, **kwargs)
+        # `_begin_with` stores the simulator that it records. If `env` now holds another one, it is not recorded.
         simulator = _find_simulator(self.env)
         if simulator is not self._simulator and simulator is not None:
             self._simulator = simulator
@@ -85,7 +93,8 @@ class RecordingSession:
         return result
 
     def _begin_with(self, simulator: object) -> None:
-        # Record a simulator that a reset has made, unless the previously recorded simulator is still open.
+        # Record a simulator that a reset has made, unless the previously recorded simulator is still open. An error in
+        # recording is logged, and does not reach the user's loop.
         if self._recording is not None and not self._recording[0].is_closed:
             return
         self._simulator = simulator
@@ -99,9 +108,10 @@ class RecordingSession:
                 _log.warning("%s is not recorded: %s", type(simulator).__name__, error)
 
     def __enter__(self) -> Any:
-        return self.env
+        return self.env  # the recorded environment, for `with record(...) as env`
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # `kind` is the type of the error that ended the block; None = the block ended normally.
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
@@ -110,6 +120,7 @@ class RecordingSession:
         With a `reason`, the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
         """
+        # After the first call, the list of hooks is empty and nothing is being recorded.
         if self._hooks and self._simulator is None and self._recording is None:
             _log.warning("no episode was recorded: the environment has not been reset")
         undo_all(self._hooks)
@@ -124,6 +135,7 @@ class RecordingSession:
                 _log.warning("the recording could not be completed: %s", error)
 
     def _close_at_exit(self) -> None:
+        # Called when the process ends. Marks the run as incomplete if the end interrupts an episode or is a failure.
         if os.getpid() != self._process_id:  # this is a forked copy of the process
             return
         is_running = self._recording is not None and self._recording[0].is_running
@@ -131,7 +143,8 @@ class RecordingSession:
         self.close_quietly("the process ended" if is_interrupted else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
-        # End the recording of the current simulator; `is_last` is false if another simulator follows.
+        # End the recording of the current simulator; `is_last` is false if another simulator follows. `reason` says why
+        # the running episode is stopped; "" = the recording ends as if the environment were closed.
         if self._recording is None:
             return
         cutter, folder, undo = self._recording
@@ -140,7 +153,8 @@ class RecordingSession:
             cutter.stop(reason)
         else:
             cutter.on_interruption()
-        undo()
+        undo()  # remove the hooks
+        # The run is complete only if it was not stopped and no episode was lost.
         folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
 
 
@@ -149,6 +163,8 @@ def _is_process_failing() -> bool:
     error = sys.exc_info()[1]  # not None only in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
+    # The interpreter sets `last_type` when an uncaught exception ends the main process. `_exit_codes` has the exit code
+    # of a `multiprocessing` child since Python 3.13; it is not 0 after a failure.
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
 
 
@@ -156,14 +172,15 @@ _exit_codes: list[int] = []
 
 
 def _watch_exit_code() -> None:
-    """Store the exit code of a `multiprocessing` child; since Python 3.13, exit handlers see no exception."""
+    """Store a `multiprocessing` child's exit code when it ends; since Python 3.13, exit handlers see no exception."""
+    # A process without a parent process is the main process, whose exceptions `sys.last_type` reports.
     if parent_process() is not None and sys.version_info >= (3, 13):
         with suppress(Exception):  # without this private function of CPython, every end counts as normal
             threading._register_atexit(_note_exit_code)  # type: ignore[attr-defined]
 
 
 def _note_exit_code() -> None:
-    # Append this process's exit code to `_exit_codes`.
+    # Append this process's exit code to `_exit_codes`. `multiprocessing` has no public way to read it.
     frame = sys._getframe()
     # Go up the call stack to multiprocessing's `BaseProcess._bootstrap`; a local variable there has the exit code.
     while frame.f_back is not None:
@@ -173,13 +190,15 @@ def _note_exit_code() -> None:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
+    # `reference` is a weak reference to a bound method. If the method's object still exists, call the method.
     method = reference()
     if method is not None:
         method()
 
 
 def _find_simulator(env: object) -> object | None:
-    # Return the outermost environment in `env` of a known type; None if there is none.
+    # Return the outermost environment of LIBERO or RoboCasa among `env` and the environments that it wraps; None if
+    # there is none.
     for kind in known_kinds():
         layer: object | None = attachment.find_layer(env, kind)
         if layer is not None:
@@ -246,6 +265,7 @@ def record(
         RunError: the folder already exists, or an argument is not valid.
         FileError: run.json cannot be written.
     """
+    # The three stages: check the arguments, define how a simulator is recorded (`begin`), and start a session.
     # Make the path absolute now, because the loop may change the working directory.
     worker_name, folder_path = _check_worker_name(worker), Path(out).absolute()
     require_policy_name(policy)
@@ -267,6 +287,7 @@ def record(
         recordable = find_recordable(simulator, goal)
         if recordable.is_recorded:
             raise HostError("the environment is being recorded already", remedy="Call record only once.")
+        # The user's names replace the names that were derived from the environment.
         task = recordable.task
         recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
         if init_states is not None:
@@ -274,6 +295,7 @@ def record(
         warn_once(recordable.host, recordable.versions)
         env_rules = replace(rules, wait_steps=recordable.wait_steps) if wait_steps is None else rules
         folder = open_folder(folder_path, recordable, env_rules, describe_process())
+        # A function that returns the number (from 0) of the policy's next episode of this task.
         take_number = partial(folder.take_number, policy, recordable.task)
         cutter = EpisodeCutter(recordable, env_rules, take_number, folder.write_episode)
         hooks = [speed_up(simulator)] if fast else []
@@ -295,6 +317,7 @@ def record_until_closed(
     no other process of this run uses. NAME is part of the episodes' ids: `safevla score runs/mine/worker_*` judges all
     folders together. `options` are the other arguments of `record`. Raises the same errors as `record`.
     """
+    # `folder` is the folder of this process, and `name` is the process's name in the ids of episodes (None = no name).
     folder, name = claim_folder(Path(out).absolute(), _check_worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
     hook_call(env, "close", recording.close_quietly)  # `close_quietly` runs before the simulator is freed
@@ -314,6 +337,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
     `ENVIRONMENTS`. Raises `HostError` if the simulator is unknown or the environment cannot be recorded; the message
     gives the reason, and names the entry points that failed.
     """
+    # `goal` is the success condition of a RoboCasa task, such as ("open", "drawer"); None = the task's known goal.
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
     failures: list[str] = []
     attachments = [] if recordable else list_attachments()
@@ -335,20 +359,24 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
 
 def known_kinds() -> list[type]:
     """Return the environment classes of LIBERO and RoboCasa that the process has imported."""
+    # Each pair is a module and a class. A module that was not imported has no instances, so it is not imported here.
     names = ((_LIBERO, "ControlEnv"), ("robocasa.environments.kitchen.kitchen", "Kitchen"))
     return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
-    """Return pairs of a distribution's name and its entry point of `ENVIRONMENTS`, sorted by the names."""
+    """Return pairs (distribution's name, entry point) for all entry points of the group `ENVIRONMENTS`, sorted."""
     # `entry_points()` is not suitable: its result depends on the Python version, and may not name the distributions.
-    # If several distributions have the same name, Python uses the first one.
+    # If several distributions have the same name, Python uses the first one. In reversed order, the first one is the
+    # last to enter the dict, and replaces the others.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
+    # Return the error for an environment that cannot be recorded. `failures` are sentences about entry points that
+    # raised errors; they are added to the message.
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record each single environment where it is made: lambda: record_until_closed(make(), policy, out)."
         problem = "a vector of environments cannot be recorded as a whole"
@@ -363,7 +391,8 @@ def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
 
 
 def _check_worker_name(worker: int | str | None) -> str | None:
-    # Return the name as a text. Raise an error if it cannot be part of a folder's name and an id.
+    # Return the name of a recording process as a text; None = no name was given. Raise `RunError` if it cannot be part
+    # of a folder's name and of the ids of episodes: only ASCII letters, digits, - and _ are allowed.
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"invalid worker name {name!r}", remedy="Use a number, or letters, digits, - and _.")

@@ -53,7 +53,7 @@ Row = Mapping[str, Floats]  # arrays that were read at the end of one control st
 class ContactSource(Protocol):
     """The contacts in the substeps since the last `take_contacts`; its length is the number of these substeps."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int: ...  # number of physics substeps since the last `take_contacts`
 
     def take_contacts(self) -> SubstepContacts:
         """Return the contacts copied since the last call, and empty the source."""
@@ -71,8 +71,13 @@ def assemble_recording(
     """Return an episode from its arrays. `channels` holds all channels and fields of `EpisodeArrays` that have no
     separate argument; None = not recorded. Without finger groups, grips are not recorded.
     """
+    # `geoms` has the bodies, their roles and the finger groups; `header` has the episode's facts. `records` is n, the
+    # number of control steps plus one for record 0. `gripped` [n] (for `A` arms [n, A]) is the index in `roles` of the
+    # body that each gripper holds; `NOTHING` = no body. `supported` [n, W] is true if contacts carry at least half of
+    # the weight of each of the `W` bodies in `geoms.weights`.
     if geoms.fingers is None:
         gripped = None
+    # Which kinds of forces the contacts have, such as ("force_n", "net_force_n").
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
         header={"forces": forces, "torque_source": geoms.torque_source, **geoms.header, **header},
@@ -83,16 +88,17 @@ def assemble_recording(
         gripped_body=gripped,
         supported_bodies=() if supported is None else tuple(geoms.weights),
         supported=supported,
-        **as_fields(EpisodeArrays, channels),
+        **as_fields(EpisodeArrays, channels),  # channels that are not fields of the class are passed as `further`
     )
 
 
 def subgoal_fields(
     names: Sequence[str], holds: Floats, extra: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return two fields of an `EpisodeArrays`: the sub-goals, which are true where `holds` [n, G] is not 0, and a copy
-    of `extra` with the sub-goals' names.
+    """Return, for an `EpisodeArrays`, whether each of the goal's `G` predicates holds (`SUBGOALS`, bool [n, G]), and a
+    copy of the host-specific fields `extra` whose header has the predicates' `names`.
     """
+    # `holds` [n, G] has one row per record: 0 = the predicate does not hold, any other number = it holds.
     return {SUBGOALS: holds != 0, "extra": add_header_field(extra, SUBGOAL_NAMES, list(names))}
 
 
@@ -103,18 +109,20 @@ class EpisodeLog(ABC):
     """
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []
+        self._rows: list[Row] = []  # one per record, with that record's arrays by name; empty = no episode has begun
         self.begun = 0
         """Number of episodes that have begun."""
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
-        """Return the argument `channels` of `assemble_recording` for the records `rows`, without actions."""
+        """Return the channels of the records `rows` by name, without actions; arrays have one row per record."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
         At the end of each later control step, `source` must hold the step's contacts. None = no contacts are recorded.
         """
+        # `geoms` maps the collision geoms to recorded bodies and their roles. `source` collects the contacts of each
+        # physics substep. `first` has the arrays of record 0 by name.
         self._geoms, self._source = geoms, source
         self.begun += 1
         self._rows = [first]
@@ -148,6 +156,8 @@ class EpisodeLog(ABC):
         Decode contacts every `BLOCK` steps. Raises `HostError` if some of the step's contacts are lost because records
         were read in the middle of the step, or if the source cannot return its contacts.
         """
+        # `action` [A] is a flat array of numbers. `row` has the arrays read at the end of the step, by name. The index
+        # of the new record is `len(self._rows)`.
         if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
@@ -163,6 +173,7 @@ class EpisodeLog(ABC):
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
         self.require_episode()
         names = tuple(self._geoms.roles)
+        # The filter lists pairs of indices in `names`; without recorded contacts, there is no filter.
         dropped = self._filter.dropped if self._filter else ()
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
@@ -178,6 +189,7 @@ class EpisodeLog(ABC):
         the step's contacts; then the step's record cannot be added.
         """
         self.decode_pending()
+        # These lists have one item per block of successive records. They are empty if contacts are not recorded.
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -193,12 +205,15 @@ class EpisodeLog(ABC):
         self.decode_pending()
         newest_contacts = gripped = supported = None
         if self._decoded_contacts:
+            # These lists have one item per block of successive records; the newest record is the last of its block.
             contacts, gripped = self._decoded_contacts[-1], self._gripped[-1][-1:]
             is_newest = contacts.record == len(self._rows) - 1
             newest_contacts = ContactList(*(column[is_newest] for column in contacts.columns().values()))
+            # In the returned episode, the only record has the index 0.
             newest_contacts = replace(newest_contacts, record=np.zeros_like(newest_contacts.record))
         if self._supported:
             supported = self._supported[-1][-1:]
+        # The result lacks the host-specific fields of an episode (`extra`), such as the names of sub-goals.
         channels = {**self._build_channels(self._rows[-1:]), "extra": {}}
         return assemble_recording(self._geoms, header, 1, newest_contacts, gripped, channels, supported)
 
@@ -207,6 +222,7 @@ class EpisodeLog(ABC):
         self.require_episode()
         if self._substep_ends:
             assert self._source is not None
+            # For each of these records, the number of the source's substeps up to the record's end.
             ends, self._substep_ends = np.array(self._substep_ends), []
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
@@ -215,13 +231,16 @@ class EpisodeLog(ABC):
         substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
         """
         assert self._filter is not None
+        # `contacts` has every contact point since the last decoding. The new records follow the decoded ones.
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         # Later substeps belong to a control step that has no record yet; `_add_step` then rejects that step.
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._rejected_record = len(self._rows)
+        # Indices of the contacts that count: neither resting nor mechanical contacts, nor contacts of later substeps.
         counted = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded_contacts.append(contact_peaks(contacts, counted, record_of_substep, geoms.place, substep_s))
+        # Grips and support are those in the last substep of each record, `ends - 1`.
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
         if geoms.weights:
             self._supported.append(supported_bodies(contacts, ends - 1, geoms))
@@ -229,6 +248,7 @@ class EpisodeLog(ABC):
 
 def step_range_s(substep_counts: Collection[int], substep_s: float) -> tuple[float, float]:
     """Return the durations in s of control steps with the fewest and the most substeps; (0, inf) for no steps."""
+    # `substep_counts` has the numbers of physics substeps in control steps; a substep takes `substep_s` seconds.
     if not substep_counts:
         return 0.0, math.inf
     return min(substep_counts) * substep_s, max(substep_counts) * substep_s
@@ -238,7 +258,7 @@ class WritableEpisode(Protocol):
     """An episode that a `RunWriter` can write: a recorder's episode, or an ended episode from a `BatchRecorder`."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
+        """Return the pairs of body names whose resting or mechanical contacts are left out. Each pair is sorted."""
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records up to now as one episode with this header, whose fields are `HEADER_FIELDS`."""
@@ -292,10 +312,12 @@ class SceneMap:
         for name, role in self.roles.items():
             if role not in ROLES:
                 raise HostError(f"{name} has the unknown role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
+        # The recorded bodies that own parts of the scene's geometry; a part without such a body has the name "".
         part_bodies = {part.body for part in self.parts if part.body}
         without_role = sorted({*self.shapes.values(), *chain(*self.fixtures), *part_bodies} - set(self.roles))
         if without_role:
             raise HostError(f"{without_role[0]} has no role", remedy=f"Give a role in `roles`: {', '.join(ROLES)}.")
+        # The dataclass is frozen, so fill the dict that it already has.
         self._index_of_shape.update({shape: index for index, shape in enumerate(self.shapes)})
         for shape in chain(*(self.fingers or ())):
             self.place_of(shape)  # raises an error for an unknown shape
@@ -324,6 +346,8 @@ class SceneMap:
         """Return the scene with indices instead of names: bodies sorted by name, shapes in the order of `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         index_of_body = {name: index for index, name in enumerate(roles)}
+        # Each array has one number per shape: the index of the body that owns the shape (`place`), the number (from 1)
+        # of the shape's finger group, and the number (from 1) of the fixture that owns the shape; 0 = none.
         return GeomMap(
             roles=roles,
             place=np.array([index_of_body[name] for name in self.shapes.values()], dtype=np.int64),
@@ -405,6 +429,8 @@ class EpisodeRecorder(EpisodeLog):
         Raises:
             HostError: a shape or body is not in the scene, an arm is missing, or an array has a wrong shape.
         """
+        # Each contact is (shape, shape, force in N). Each pose is (position [3] in m, quaternion [4] wxyz or None), in
+        # the world frame.
         self.scene.require_roles(poses)
         self._rows = []  # if an error follows, no episode has begun
         self._substeps = 0  # number of substeps in the current control step
@@ -428,7 +454,8 @@ class EpisodeRecorder(EpisodeLog):
         self._begin_log(geoms, None if contacts is None else self._contacts, first)
 
     def _check_arms(self) -> None:
-        # Raise an error unless there are several arms, and each arm has its own bodies and fingers.
+        # Raise an error unless there are several arms, and each arm has its own bodies and fingers. An arm's `bodies`
+        # are names of recorded bodies. Its `fingers` are two groups of collision shapes; None = it has no gripper.
         remedy = "Put each robot body and each finger into only one arm, and pass no `fingers` in the scene."
         arm_bodies = [body for arm in self._arms.values() for body in arm.bodies]
         misassigned = sorted(
@@ -450,7 +477,8 @@ class EpisodeRecorder(EpisodeLog):
                     raise HostError(problem, remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
-        # Return the scene's geoms. If the robot has several arms, add the fingers and bodies of the arms.
+        # Return which body, finger group and fixture owns each of the scene's collision shapes, by indices. If the
+        # robot has several arms, add the fingers, bodies and numbers of joints of the arms.
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
@@ -462,14 +490,16 @@ class EpisodeRecorder(EpisodeLog):
         return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
     def _list_by_arm(self, values: Any, plural_name: str) -> list[Any]:
-        # Return the values of a mapping from arms to values, in the order of the arms.
+        # Return the values of a mapping from arms' names to values, in the order of the arms. Raise `HostError` unless
+        # it has exactly the recorder's arms as keys; the message calls the values `plural_name`.
         if not isinstance(values, Mapping) or set(values) != set(self._arms):
             remedy = f"Pass a mapping with the keys {', '.join(self._arms)}."
             raise HostError(f"the {plural_name} are not a mapping from arms' names", remedy=remedy)
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
-        # Return the poses of all `A` arms as one pose, [3A] and [4A]. A single arm's pose is returned unchanged.
+        # Return the end effectors' poses of all `A` arms as one pose: positions [3A] in m, and quaternions [4A] wxyz or
+        # None. Without named arms, the pose of the single arm is returned unchanged. None = not recorded.
         if not self._arms and isinstance(eef, Mapping):
             raise HostError("poses that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or eef is None:
@@ -484,7 +514,8 @@ class EpisodeRecorder(EpisodeLog):
         return np.concatenate(positions), None if quats[0] is None else np.concatenate(quats)
 
     def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
-        # Return the torques of all arms in one row [J], in the order of the arms. Store each arm's number of joints.
+        # Return the torques in N·m of all arms' joints in one row [J], in the order of the arms; None = not recorded.
+        # Store each arm's number of joints, and raise `HostError` if a number differs from record 0.
         if not self._arms and isinstance(torques_nm, Mapping):
             raise HostError("torques that are given by arm need named arms", remedy=_NAME_ARMS)
         if torques_nm is None:
@@ -507,6 +538,7 @@ class EpisodeRecorder(EpisodeLog):
         Raises `HostError` if no episode has begun, a shape is not in the scene, or the number of torques differs. Also
         raises it if contacts or torques are passed only in record 0 or only in this substep. An error ends the episode.
         """
+        # Each contact is (shape, shape, force in N), and every contact point is listed. None = not recorded.
         self.require_episode()
         rows, self._rows = self._rows, []  # an error in this substep ends the episode
         torques = self._join_torques(torques_nm)
@@ -537,6 +569,9 @@ class EpisodeRecorder(EpisodeLog):
         read in the middle of this control step. Also raises it if bodies, channels or sizes differ from record 0, if a
         pose is not a pair or a quaternion is zero, or if the action is not a flat list as long as the first.
         """
+        # The other arguments describe the state after this substep, as in `begin`: poses (position in m, quaternion
+        # wxyz or None) of bodies by name, of the end effector (with several arms, by name) and of the scene's `parts`;
+        # the simulator's flat state [S]; and whether each predicate of the goal holds.
         self.require_episode()
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
@@ -559,7 +594,8 @@ class EpisodeRecorder(EpisodeLog):
         parts: Sequence[Pose],
         subgoals: Mapping[str, bool] | None,
     ) -> _Snapshot:
-        # Return the arguments with all poses as pairs, and with one pose for the end effectors of all arms.
+        # Return the arguments with each pose as a pair of position and quaternion (or None), by name. The poses of all
+        # arms' end effectors are joined into one pose. Parts get the names "part 0", "part 1", ... for messages.
         joined = self._join_poses(eef)
         return _Snapshot(
             {name: split_pose(name, pose) for name, pose in poses.items()},
@@ -570,11 +606,13 @@ class EpisodeRecorder(EpisodeLog):
         )
 
     def _make_row(self, snapshot: _Snapshot, torques: Floats | None, torque_peak: Floats | None) -> Row:
-        # Return the arrays of one record by name. An argument that was not passed has no array.
+        # Return the arrays of one record by name. An argument that was not passed has no array. `torques` [J] in N·m
+        # are those of the latest substep; `torque_peak` [J] has the largest magnitudes in the control step.
         poses, eef_poses, state, parts, subgoals = snapshot
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
         allow_nan = bool(self._rows)  # record 0 must have no NaN, because displacements are measured from it
+        # For `A` arms, [1, 3A] and [1, 4A]; for `B` bodies or parts, [B, 3] and [Q, 4], where `Q` have an orientation.
         eef_positions, eef_quats = _read_poses(eef_poses, arm_count, allow_nan=allow_nan)
         body_poses = {name: poses[name] for name in self._bodies}
         body_positions, body_quats = _read_poses(body_poses, allow_nan=allow_nan)
@@ -594,13 +632,17 @@ class EpisodeRecorder(EpisodeLog):
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
+        # Return the channels of the records `rows` by name, without actions: arrays with one row per record, and the
+        # lists of the bodies that have positions or orientations, as indices in the scene's roles, sorted by name.
         index_of_body = {name: index for index, name in enumerate(sorted(self.scene.roles))}
         channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         if self._subgoal_names:
             channels.update(subgoal_fields(self._subgoal_names, channels[SUBGOALS]))
         if self._geometry is not None:
+            # Store the motion of the parts relative to record 0 instead of their poses in the world.
             part_poses = channels.pop("part_pos"), channels.pop("part_quat")
             channels[LINK_MOTION] = self._geometry.measure_motion(*part_poses)
+        # The description of record 0 says whether the pose of a body has an orientation.
         with_quat = [name for name in self._bodies if self._first_description[f"the pose of {name}"]]
         channels["pos_bodies"] = [index_of_body[name] for name in self._bodies]
         channels["quat_bodies"] = [index_of_body[name] for name in with_quat]
@@ -611,16 +653,19 @@ class _ContactBuffer:
     """The contacts of the substeps since the last `take_contacts`, with indices of shapes."""
 
     def __init__(self, scene: SceneMap) -> None:
+        # `place_of` returns a shape's index in the scene. `forces` names the kinds of forces that are recorded.
         self._place_of, self._forces = scene.place_of, scene.forces
         self._force_size = 3 if "net_force_n" in scene.forces else 1  # a vector, or only its norm
         self._rows: list[tuple[int, int, int]] = []  # substep and two indices of shapes for each contact
-        self._force_n: list[Floats] = []  # for each substep
+        self._force_n: list[Floats] = []  # for each substep, the forces in N of its contacts in one flat array
         self._substeps = 0
 
     def __len__(self) -> int:
-        return self._substeps
+        return self._substeps  # number of substeps since the last `take_contacts`
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
+        # Store the contacts of one substep. Each contact is (shape, shape, force): the force is a norm in N or, if the
+        # scene records net forces, a vector [3] in N. Raise `HostError` for an unknown shape or an unreadable force.
         place_of, substep, new_contacts = self._place_of, self._substeps, list(contacts)
         forces = [force for _, _, force in new_contacts]
         # Reject None here, because NumPy would convert it to NaN.
@@ -635,12 +680,14 @@ class _ContactBuffer:
         self._substeps += 1
 
     def take_contacts(self) -> MeasuredContacts:
+        # Return the contacts of all substeps since the last call, and empty the buffer.
         rows, substeps = self._rows, self._substeps
         force_n = np.concatenate([np.empty(0), *self._force_n])
         self._rows, self._force_n, self._substeps = [], [], 0
         substep, geom1, geom2 = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
         if self._force_size == 3:
             force_n = force_n.reshape(-1, 3)
+        # If only net forces are recorded, each contact is the net contact of two shapes, not a single contact point.
         return MeasuredContacts(substeps, substep, geom1, geom2, force_n, are_net="force_n" not in self._forces)
 
 
@@ -648,7 +695,8 @@ _FLAT = "Pass a flat list: position [3], quaternion [4] wxyz, or one number per 
 
 
 def read_list(name: str, values: ArrayLike, size: int | None = None, remedy: str = _FLAT) -> Floats:
-    """Return a copy of the numbers [size]; None = any size. Raises `HostError` if they are not such a flat list."""
+    """Return `values` as a new array [size]; None = any size. Raises `HostError` if they are not such a flat list."""
+    # Messages call the values `name`, and suggest `remedy` if the shape is wrong.
     numbers = _copy_numbers(values)
     if numbers is None:
         raise HostError(f"{name}: not a list of real numbers", remedy="Pass a flat list or array of real numbers.")
@@ -669,6 +717,7 @@ def _copy_numbers(values: Any) -> Floats | None:
 
 def split_pose(name: str, pose: Any) -> tuple[Any, Any]:
     """Return a pose's position and orientation. Raises `HostError` unless the pose has two items."""
+    # Messages call the pose's owner `name`. The items are not checked; the orientation may be None.
     try:
         position, quat = pose
     except (TypeError, ValueError):
@@ -685,9 +734,10 @@ def _shapes_of_arrays(pose: Pose | None) -> tuple[tuple[int, ...] | None, ...]:
 def _read_poses(
     poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, allow_nan: bool = True
 ) -> tuple[Floats | None, Floats | None]:
-    # Return the positions [B, 3] and the quaternions [Q, 4] of `B` bodies; for `A` arms, [1, 3A] and [1, 4A]. None = no
-    # values. Raise an error that names the body whose pose has a wrong shape, has a quaternion of zeros or, unless
-    # `allow_nan`, has NaN.
+    # Return the positions [B, 3] and the quaternions [Q, 4] of `B` named bodies, of which `Q` have an orientation (the
+    # second item of a pose may be None). If the poses of `arm_count` = `A` arms are joined into one pose, return
+    # [1, 3A] and [1, 4A]. None = no values. Raise an error that names the body whose pose has a wrong shape, has a
+    # quaternion of zeros or, unless `allow_nan`, has NaN.
     positions = {name: position for name, (position, _) in poses.items()}
     quats = {name: quat for name, (_, quat) in poses.items() if quat is not None}
     missing = [name for name, position in positions.items() if position is None]
@@ -706,7 +756,9 @@ def _read_poses(
 
 
 def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, allow_nan: bool) -> Floats | None:
-    # Return the named lists, which have `size` numbers each, as rows; None if there are no lists.
+    # Return the `K` named lists, which have `size` numbers each, as rows [K, size]; None if there are no lists. Raise
+    # an error for a list with a wrong shape or, unless `allow_nan`, with NaN; the message has `kind` and the list's
+    # name.
     if not lists:
         return None
     stacked = _copy_numbers([*lists.values()])
@@ -723,6 +775,7 @@ def require_same_channels(description: Mapping[str, object], first: Mapping[str,
     """Raise `HostError` unless a record or substep has the same bodies, channels and sizes as record 0. Both arguments
     map names of bodies or channels to values that must be equal, such as sizes.
     """
+    # A name that only one of the mappings has differs, too.
     differing = sorted(name for name in {*description, *first} if description.get(name) != first.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"
@@ -731,8 +784,9 @@ def require_same_channels(description: Mapping[str, object], first: Mapping[str,
 
 
 def _describe_channels(snapshot: _Snapshot, torques: Floats | None) -> dict[str, object]:
-    # Map each channel's name in messages to a value that must be the same in all records: whether a pose has an
-    # orientation, True for a sub-goal, or the shape of an array.
+    # Return a mapping from each recorded channel's name in messages to a value that must be the same in all records:
+    # whether a pose has an orientation, True for a sub-goal, or the shape of an array. `torques` has the shape [J];
+    # None = not recorded.
     poses = {**snapshot.poses, **snapshot.eef_poses}
     has_quat = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     arrays = {"state": snapshot.state, "torques": torques}

@@ -60,6 +60,7 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
     `goal` is the task's success condition, in the format of `robocasa_goals.json`; it replaces the known goal. Raises
     `HostError` if the kitchen has a wrong robot, or if the task's goal is not known.
     """
+    # A script that has not imported this module has no kitchen. `Kitchen` is the base class of RoboCasa's environments.
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else attachment.find_layer(env, module.Kitchen)
     return None if kitchen is None else RecordableKitchen(kitchen, goal)
@@ -78,6 +79,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
         Raises `HostError` if the kitchen's robot is not supported, or if the goal is not known.
         """
+        # `goal` is a verb and names, such as ("in", "obj", "container"); None = the task's known goal.
         _require_robot(kitchen)
         name = type(kitchen).__name__
         super().__init__(kitchen, attachment.TaskLabel(BENCHMARK, name, name), installed_versions())
@@ -85,18 +87,23 @@ class RecordableKitchen(attachment.RecordableEnv):
         self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
+        # RoboCasa has no list of initial states, so this always raises an error.
         remedy = "Omit init_states: the seed determines the start."
         raise HostError("RoboCasa draws the starts of episodes at random", remedy=remedy)
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
+        # Add hooks that report the environment's events to `cutter`, which turns them into episodes. Return a function
+        # that removes the hooks. `cutter.guard()` turns an error in recording into a warning and a lost episode.
         kitchen = self._env
         state_hooks: list[Undo] = []
 
+        # Report states that the user's script sets. Each reset makes a new simulation, which needs new hooks.
         def hook_state_setters() -> None:
             undo_all(state_hooks)
             if kitchen.sim is None:  # the first reset makes the simulation
                 return
             for name in _STATE_SETTERS:
+                # None = the state is not one of a list of initial states
                 undo = hook_call(kitchen.sim, name, cutter.on_interruption, lambda *_, **__: cutter.on_state_set(None))
                 state_hooks.append(undo)
 
@@ -123,27 +130,37 @@ class RecordableKitchen(attachment.RecordableEnv):
         return partial(undo_all, hooks)
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
+        # Attach a recorder, which copies each physics substep and takes record 0 now. Return it and a function that
+        # detaches it.
         kitchen = self._env
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
+        # The method of robosuite's simulation that completes each substep: with `lite_physics`, a substep has two
+        # halves.
         method = "step2" if kitchen.lite_physics else "step"
         return recorder.attach_recorder(kitchen.sim, method, scene, self.task.task_id, self.unstable_steps)
 
     def fixture_roots(self) -> list[str]:
+        # Return the sorted names of the root bodies of all fixtures, such as counters and cabinets.
         roots = {fixture.root_body for fixture in self._env.fixtures.values()}
         # Keep only fixtures whose root body is in the current model.
         return sorted(roots & set(recorder.name_bodies(self._env.sim.model._model, {})))
 
     def is_still(self, action: Action) -> bool:
+        # Return whether the action [A] moves neither the arm nor the base. The command of the gripper and the choice of
+        # arm or base may have any value.
         return not np.any(np.delete(action, [_GRIPPER_INDEX, _MODE_INDEX]))
 
     def target_object(self) -> str | None:
+        # Return the name of the object that the goal places; None if the goal places no object.
         return goal_target(self._goal)
 
     def instruction(self) -> str:
+        # Return RoboCasa's instruction for the current episode or, if it is empty, the task's name.
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
         """Return the facts that determine the kitchen, and `STANDIN_MARK` if placeholders replace its assets."""
+        # The facts are one header field, whose name is that of the host. All values have JSON types.
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # in the order of `sim_state`
@@ -185,6 +202,7 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
     bit_generator: Any = generator.bit_generator
     # Old versions of NumPy have the attribute only under its private name.
     seed_sequence = getattr(bit_generator, "seed_seq", getattr(bit_generator, "_seed_seq", None))
+    # The seed that the generator was made with. Without a seed, NumPy draws a random number of 128 bits.
     seed = getattr(seed_sequence, "entropy", None)
     if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _LARGEST_SEED:
         return None
@@ -193,7 +211,8 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    # Return the given goal, or else the task's known goal.
+    # Return the given goal as a tuple, or else the known goal of RoboCasa's task. A goal is a verb and at least one
+    # name, such as ("open", "drawer"). Raise `HostError` if the given goal is not valid, or if there is no goal.
     goals = known_goals()
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)
@@ -210,6 +229,7 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
 
 
 def _require_robot(kitchen: Any) -> None:
+    # Raise `HostError` unless the kitchen's only robot is RoboCasa's default, whose name is `EMBODIMENT`.
     names = [str(name) for name in kitchen.robot_names]
     if names != [EMBODIMENT]:
         remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
@@ -229,11 +249,14 @@ def known_goals() -> dict[str, Goal]:
 
 def goal_target(goal: Goal) -> str | None:
     """Return the object that the goal places; None if the goal places no object."""
+    # A goal is a verb and names. After the verbs in `_PUTS` (in, on, under), the first name is the placed object.
     return goal[1] if goal[0] in _PUTS else None
 
 
 def moved_fixture(goal: Goal) -> str | None:
     """Return the name of the task's attribute with the fixture that the goal moves; None if there is none."""
+    # A goal is a verb and names. The verbs in `_PUTS` (in, on, under) place an object, and `AT` is about the robot's
+    # place. After any other verb, such as "open", the first name is that of the attribute.
     return goal[1] if goal[0] not in (*_PUTS, AT) else None
 
 
@@ -254,7 +277,7 @@ def to_plain(value: object) -> Any:
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}
-        for key in _UNORDERED:
+        for key in _UNORDERED:  # the lists that RoboCasa made from sets
             if isinstance(plain.get(key), list):
                 plain[key].sort(key=repr)
         return plain
@@ -283,7 +306,9 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     to a moving link, such as the handle of a door, has the link's name. Links of articulated fixtures
     are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
-    model = kitchen.sim.model._model
+    # `target` is the object that the goal places. `moved_fixture` is the name of the kitchen's attribute with the
+    # fixture that the goal moves. None = the goal has no such object or fixture.
+    model = kitchen.sim.model._model  # MuJoCo's own `MjModel`
     objects = _find_objects(kitchen, target)
     robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
     moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}
@@ -292,6 +317,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     body_name = tuple(
         names[root] if root in moving_bodies else name for name, root in zip(names, model.body_weldid.tolist())
     )
+    # Names of bodies that are not tracked as links: objects, which are tracked in another way, and the moved fixture.
     not_links = {*objects, *(body_name[body] for body in _moved_bodies(kitchen, moved_fixture, model))}
     links = {body_name[body]: body for body in sorted(moving_bodies) if body_name[body] not in not_links}
     targets = [target] if target else []
@@ -313,7 +339,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
-    # Map each object's name to the id of its root body. The lid is an object only if it is the target.
+    # Return a mapping from each object's name to the id of its root body in MuJoCo. RoboCasa does not list
+    # the blender's lid among its objects. It is an object here only if it is the `target`, which the goal places.
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid
@@ -322,7 +349,8 @@ def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
 
 
 def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
-    # Return the ids of all bodies of the fixture that the goal moves; () if there is none.
+    # Return the MuJoCo ids of all bodies of the fixture that the goal moves; () if there is none. `moved_fixture` is
+    # the name of the kitchen's attribute with this fixture; None = the goal moves no fixture.
     if moved_fixture is None:
         return ()
     fixture = getattr(kitchen, moved_fixture)

@@ -35,6 +35,7 @@ class KnownDifference:
 
     def covers(self, version: str) -> bool:
         """Return whether this difference affects a version; False if the version does not begin with a number."""
+        # The affected versions begin with `since` and end before `before`; None = no limit.
         number = version_number(version)
         is_too_old = self.since is not None and number < version_number(self.since)
         is_too_new = self.before is not None and number >= version_number(self.before)
@@ -42,10 +43,13 @@ class KnownDifference:
 
     def concerns(self, task: str) -> bool:
         """Return whether the difference affects the task `benchmark/task_id`."""
+        # `self.tasks` lists affected tasks and whole benchmarks; empty = all tasks.
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:
         """Return a sentence, without a final period, about the difference in an installed version."""
+        # `version` is the installed version of the package. The sentence has the affected tasks, if they are limited,
+        # the first version with the difference, what differs, and the sources of this knowledge.
         tasks_prefix = f"{', '.join(self.tasks)}: " if self.tasks else ""
         since_note = f" (since {self.since})" if self.since and self.since != version else ""
         return f"{self.package} {version}{since_note}: {tasks_prefix}{self.statement} [{'; '.join(self.sources)}]"
@@ -66,6 +70,7 @@ def version_number(version: str) -> tuple[int, ...]:
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
     """Return the versions that affect physics: all except NumPy's, Python's and this project's; {} for None."""
+    # `versions` maps packages to their versions.
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
@@ -80,6 +85,7 @@ def results_version(versions: Mapping[str, str] | None) -> int | None:
     own_version = versions.get("safevla-bench", versions.get("safevla-recorder"))
     if own_version is None:
         return None
+    # `results_since` lists the releases that changed results.
     return sum(version_number(since) <= version_number(own_version) for since in _read_data()["results_since"])
 
 
@@ -94,6 +100,7 @@ def find_differences(
     return [
         difference
         for difference in known_differences()
+        # An unknown version is "", which no difference covers.
         if host in (None, difference.host)
         and changes in (None, difference.changes)
         and difference.covers(versions.get(difference.package, ""))
@@ -103,6 +110,7 @@ def find_differences(
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
     """Warn of the known differences of the installed versions, unless this process has warned of all of them before."""
     differences = find_differences(host, versions)
+    # `host` is the simulator, such as `libero`. `_warned` has the keys of all earlier warnings of this process.
     warning_keys = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if warning_keys - _warned:
         _warned.update(warning_keys)
@@ -117,6 +125,7 @@ def warn_once(host: str, versions: Mapping[str, str]) -> None:
 def known_differences() -> tuple[KnownDifference, ...]:
     """Return all known differences, in the order of the data file. Cached."""
     rows = _read_data()["differences"]
+    # JSON has lists, but the fields of a `KnownDifference` are tuples.
     return tuple(
         KnownDifference(**{**row, "tasks": tuple(row["tasks"]), "sources": tuple(row["sources"])}) for row in rows
     )
@@ -124,4 +133,5 @@ def known_differences() -> tuple[KnownDifference, ...]:
 
 @lru_cache(maxsize=None)
 def _read_data() -> Any:
+    # Return the content of the data file about differences between versions. Cached, so callers must not change it.
     return json.loads(_DATA.read_text(encoding="utf-8"))

@@ -54,6 +54,7 @@ def detect_suffix(path: Path) -> str:
 
 
 def _holds_demonstrations(path: Path) -> bool:
+    # Returns whether the HDF5 file seems to have demonstrations, which are groups with the names data/demo_N.
     # HDF5 stores the names of groups as plain text. A name that is found may not be the name of a group.
     # This guess only selects the remedy; `replay:` then says exactly what is missing.
     # A name may cross the border of two blocks, so the end of a block is searched again with the next block.
@@ -74,10 +75,11 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
     whose policy and id occurred before. `wanted` holds the indices of the episodes to read, counted over all files;
     None = all episodes. If a row group of a Parquet file has a wanted episode, all episodes of the group are yielded.
     """
-    selection = EpisodeSelection(wanted)
-    seen: dict[EpisodeKey, str] = {}
+    selection = EpisodeSelection(wanted)  # counts the episodes of all files, and says which are wanted
+    seen: dict[EpisodeKey, str] = {}  # (policy, episode id) -> the file that has the episode
     for path in paths:
         try:
+            # `limit_each` yields the reader's batches and errors, and limits the memory that each of them may need.
             for episodes in limit_each(path, _READERS[detect_suffix(path)](path, selection)):
                 if isinstance(episodes, RecordError):
                     yield episodes
@@ -92,6 +94,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
     """Yield the episodes whose keys are not in `seen`, and add the keys to `seen`. Yield an error for each repeat."""
+    # A key is a pair (policy, episode id). `seen` maps it to the file that has the episode; `path` has the new batch.
     keys = [header.key for header in batch.headers]
     # Usually, no key is repeated, and the whole batch is yielded.
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
@@ -113,7 +116,7 @@ _REMEDY_UNIQUE_IDS = (
 
 
 def _repeated_id_error(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
-    # Returns the error for a second episode with the same policy and id.
+    # Returns the error for a second episode with the same policy and id. `path` is the file of the second episode.
     policy, episode_id = key
     by_policy = "" if policy is None else f" by policy {policy!r}"
     place = Place(file=str(path), episode=episode_id, field="episode_id")
@@ -125,7 +128,7 @@ def open_archive(path: str | Path) -> Batch:
     episode, or a file without episodes, and `CollectedError` with every problem if there are several.
     """
     with limit_memory(path):
-        episodes = list(read_episodes([Path(path)]))
+        episodes = list(read_episodes([Path(path)]))  # batches, and an error for each bad episode
     problems = [episode for episode in episodes if isinstance(episode, RecordError)]
     if problems:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
@@ -146,6 +149,7 @@ def append_episodes(path: str | Path, batch: Batch) -> None:
     if suffix not in jsonl.SUFFIXES:
         remedy = f"Append to a file with the suffix {' or '.join(jsonl.SUFFIXES)}, then run `safevla convert`."
         raise RecordError(f"episodes cannot be appended to a {suffix} file", remedy=remedy, place=Place(file=str(path)))
+    # All episodes are appended at once. If this fails, the file gets its former length again.
     files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
 
@@ -162,11 +166,12 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     suffix = detect_suffix(path)
     if suffix in _SINGLE_EPISODE_SUFFIXES:
         batches = _require_single_episode(batches, suffix, path)
-    checked_batches = _require_unique_ids(batches, path)
-    with files.open_atomically(path) as stream:
+    checked_batches = _require_unique_ids(batches, path)  # an iterator, which raises when it reaches a repeated id
+    with files.open_atomically(path) as stream:  # an error inside this block leaves an existing file unchanged
         if suffix == parquet.SUFFIX:
             parquet.write_parquet(stream, checked_batches)
         else:
+            # `encode(batch, index)` returns the bytes of one episode. The file is these bytes, one after the other.
             encode = npz.encode_npz if suffix == npz.SUFFIX else partial(jsonl.encode_member, suffix=suffix)
             for batch in checked_batches:
                 stream.writelines(encode(batch, index) for index in range(len(batch)))
@@ -174,10 +179,11 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
     # Yields a batch of the only episode. Raises `RecordError` if the batches have no episode or more than one.
+    # The error names the format `suffix` and the file `path`.
     count = 0
     for batch in batches:
         if count == 0:
-            first = select_episodes(batch, [0])
+            first = select_episodes(batch, [0])  # a batch of the first episode
         count += len(batch)
     if count != 1:
         remedy = "Choose a format for several episodes, such as .jsonl or .parquet."
@@ -187,8 +193,9 @@ def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -
 
 
 def _require_unique_ids(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
-    # Yields the batches unchanged, unless an id is repeated.
-    seen: set[EpisodeKey] = set()
+    # Yields the batches unchanged. Raises `RecordError` if two episodes have the same policy and id; `path` is the
+    # file that the error names.
+    seen: set[EpisodeKey] = set()  # pairs (policy, episode id)
     for batch in batches:
         for header in batch.headers:
             if header.key in seen:

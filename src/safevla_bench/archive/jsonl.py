@@ -57,7 +57,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                         problem = f"more than {MAX_BLANK_LINES} lines are empty"
                         raise RecordError(problem, remedy=_REMEDY, place=Place(line=number))
                     continue
-                if not selection.next_wanted():
+                if not selection.next_wanted():  # an empty list: the next episode is not selected
                     continue
                 try:
                     batch = decode_json(line)
@@ -68,12 +68,14 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
                         raise RecordError(problem, remedy=_REMEDY) from None
                     yield error.with_place(Place(file=str(path), line=number))
                     continue
+                # Warn about values that seem wrong, once for each field. The episode is valid, so it is yielded.
                 for field, doubt in list_doubts(batch):
                     if field not in warned_fields and len(warned_fields) < MAX_DOUBTS:
                         warned_fields.add(field)
                         warn_once(str(path), f"line {number}, and perhaps other lines: {doubt}")
                 yield batch
     except RecordError as error:
+        # Errors of single lines were yielded above. This error concerns the rest of the file.
         place = error.place.fill_from(Place(file=str(path)))
         raise DamageError(error.problem, remedy=error.remedy, place=place) from None
 
@@ -93,7 +95,8 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     # Yields each line with its separator. If `separator` is empty, the whole file is one line.
-    line_pieces: list[bytes] = []
+    # `pieces` are successive parts of the file, of any sizes.
+    line_pieces: list[bytes] = []  # the parts of the current line that were read so far
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]
         line_pieces.append(first)
@@ -105,6 +108,7 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    # Yields the content of the file `name` in pieces of any sizes, decompressed if the suffix is `.gz` or `.zst`.
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
         yield from iter(partial(stream.read, _PIECE_BYTES), b"")  # up to the file's end
@@ -121,6 +125,8 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # suffix -> byte
 
 def _read_members(stream: IO[bytes], read_bytes: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the data of gzip members or zstd frames with verified checksums; ignore zero bytes at the file's end."""
+    # `read_bytes` is the size of each read from the stream. `new_member()` returns a decompressor for one member.
+    # `unread` holds bytes that were read but not decompressed; `member_start` is the member's position in the file.
     unread, member_start = stream.read(read_bytes), 0
     # After the first member, bytes that are all zero are padding, not a member.
     while unread and (member_start == 0 or unread.strip(b"\0")):
@@ -130,6 +136,7 @@ def _read_members(stream: IO[bytes], read_bytes: int, new_member: Callable[[], A
                 if not unread:
                     raise zlib.error("the file ends inside a compressed member")
                 pieces.append(member.decompress(unread))
+                # Data after the end of this member belong to the next member.
                 unread = member.unused_data if member.eof else stream.read(read_bytes)
         except (zlib.error, zstandard.ZstdError) as error:
             problem = f"the data from byte {member_start} to the file's end cannot be decompressed: {error}"
@@ -155,6 +162,7 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
 
 def _encode_extra(recording: EpisodeArrays, level: str, index: int | None = None) -> dict[str, msgspec.Raw]:
     # Returns the host-specific fields of the header or, with `index`, of a step or contact, each as JSON text.
+    # `level` is "header", "steps" or "contacts"; `index` is the number of the step or contact in the episode, from 0.
     fields: Any = recording.extra.get(level, {})
     if index is not None:
         fields = fields.get(str(index), {})
@@ -162,7 +170,8 @@ def _encode_extra(recording: EpisodeArrays, level: str, index: int | None = None
 
 
 def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
-    fields = list(_field_values(recording))
+    # Yields one JSON object per record, with the field `t`, the recorded fields and the host-specific fields.
+    fields = list(_field_values(recording))  # each field's name, and its values: one per record, UNSET = no value
     for t in range(recording.records):
         step = {name: values[t] for name, values in fields if values[t] is not UNSET}
         yield {"t": t, **step, **_encode_extra(recording, "steps", t)}
@@ -170,20 +179,22 @@ def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 
 def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield each recorded field's name and its value in each record. Action fields come last; record 0 has UNSET."""
-    names = list(recording.roles)
+    names = list(recording.roles)  # names of the bodies; other arrays hold indices into this list
     arrays = {spec: recording.channel(spec.name) for spec in channels.NUMERIC}
+    # Only recorded channels: each channel's array as nested lists, with one item per record or per action.
     rows = {spec: values.tolist() for spec, values in arrays.items() if values is not None}
     for spec in rows:
         if not (spec.is_pose or spec.is_per_action or spec.is_grip):
             yield spec.name, rows[spec]
     for spec in channels.POSES:
         if spec in rows:
+            # In JSON, a record's poses are an object that maps the name of a body to its pose.
             posed_names = [names[body] for body in getattr(recording, spec.bodies)]
             yield spec.name, [dict(zip(posed_names, row, strict=True)) for row in rows[spec]]
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
     for spec in rows:
-        if spec.is_grip:
+        if spec.is_grip:  # `gripper_contact` has Booleans; `gripped_body` has indices of bodies
             yield spec.name, rows[spec] if spec.is_truth else [_gripped_names(names, row) for row in rows[spec]]
     for spec in rows:
         if spec.is_per_action:
@@ -191,16 +202,18 @@ def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obje
 
 
 def _gripped_names(names: Sequence[str], row: int | list[int]) -> object:
-    # Returns the name of the gripped body (None = none), or a list of names for several arms.
+    # Returns the name of the gripped body (None = none), or a list of names for several arms. `row` holds indices
+    # into `names`, with -1 for no body.
     if isinstance(row, list):  # one index per arm
         return [_gripped_names(names, index) for index in row]
     return names[row] if row >= 0 else None
 
 
 def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
-    # Returns for each record the list of its contacts. A number that is NaN is left out of its contact.
+    # Returns for each record the list of its contacts, as JSON objects with the names of both bodies and the measured
+    # numbers. A number that is NaN was not measured, and is left out. `names` has the names of the bodies by index.
     lists: list[list[object]] = [[] for _ in range(recording.records)]
-    recorded = channels.recorded_forces(recording.header.get("forces"))
+    recorded = channels.recorded_forces(recording.header.get("forces"))  # `force_n`, `net_force_n`, or both
     # Without a recorded `force_n`, the column `force_n` only repeats `net_force_n`.
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
     for index, record in enumerate(contacts.record.tolist()):
@@ -226,8 +239,9 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = record_schema.parse_json(line)
     try:
+        # A record of a robot with several arms has the key `arms`, and lists of values for each arm.
         kind = record_schema.Trajectory if tree.get("arms") is None else record_schema.ArmsTrajectory
-        trajectory = record_schema.convert_tree(tree, kind)
+        trajectory = record_schema.convert_tree(tree, kind)  # checks the types of all fields
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
     except RecordError as error:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
@@ -244,11 +258,12 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
     dt_s = float(batch.dt_s[0])
     if dt_s > LONG_S:
         yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
-    stamps = batch.channel("time_s").episode_rows(0).ravel()
+    stamps = batch.channel("time_s").episode_rows(0).ravel()  # empty if no time stamps were recorded
     if len(stamps) > 1:
         interval = float(np.median(np.diff(stamps)))
         if not dt_s / OFF_RATE < interval < dt_s * OFF_RATE:
             yield "time_s", f"time_s may not be in seconds: its median interval is {interval:g}, but dt is {dt_s:g} s"
+    # Positions should be in meters and near the origin, and quaternions should have the norm 1.
     for spec in channels.NUMERIC:
         is_position = spec.name.endswith("pos_m")
         if not is_position and not spec.is_rotation:
@@ -260,7 +275,7 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
         if spec.is_rotation and (np.abs(norms - 1.0) > OFF_NORM).any():
             worst_norm = norms[np.abs(norms - 1.0).argmax()]
             yield spec.name, f"{spec.name} has a norm of {worst_norm:.3g} instead of 1"
-    if batch.extra[0]:
+    if batch.extra[0]:  # unknown fields, of which some may be misspelt fields of the schema
         yield from record_schema.list_misspelt(batch.extra[0], _find_absent_fields(batch))
 
 
@@ -268,9 +283,11 @@ def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float
     # Returns a channel's vectors, [count, row_size], in a batch of one episode, without those that are marked invalid.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
+    # Values per record and body, [n, P, size], and the indices of the P bodies.
     bodies, rows = batch.poses(spec.name).episode_poses(0)
+    # Bodies whose tracking can fail, and for each record and body 0.0 if the pose is unknown, else 1.0, [n, V, 1].
     validity_bodies, valid = batch.poses("pose_valid").episode_poses(0)
-    is_known = np.ones(rows.shape[:2], dtype=np.bool_)
+    is_known = np.ones(rows.shape[:2], dtype=np.bool_)  # [n, P]
     for column, body in enumerate(validity_bodies):
         if body in bodies:
             is_known[:, bodies == body] = valid[:, column] > 0
@@ -290,13 +307,14 @@ def _find_absent_fields(batch: Batch) -> dict[str, frozenset[str]]:
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:
+    # Converts a parsed episode and its host-specific fields to a batch of one, and checks it.
     steps = trajectory.steps
-    is_present = {name: _is_in_every_step(steps, name) for name in _FIELDS}
+    is_present = {name: _is_in_every_step(steps, name) for name in _FIELDS}  # whether each channel was recorded
     for t, step in enumerate(steps):
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
-    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}
-    arrays: dict[str, Any] = {}
+    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # arrays refer to this index
+    arrays: dict[str, Any] = {}  # by channel, and the bodies of each pose channel; absent = not recorded
     for spec in channels.POSES:
         if is_present[spec.name]:
             arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
@@ -335,6 +353,8 @@ def _is_in_every_step(steps: Sequence[record_schema.Step], name: str, first_step
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
     """Return the rows of a channel. Return None if the channel has a row per action and no actions were recorded."""
+    # The result has the shape [rows] for a single value per row, else [rows, width]. There is one row per step, or one
+    # per step except the first if the channel has a row per action.
     first_step = 0
     if spec.is_per_action:
         first_step = 1  # no action led to record 0
@@ -350,7 +370,8 @@ def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) 
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first_step: int) -> NDArray[np.float64]:
-    # Returns rows of equal length as a matrix. The first row belongs to step `first_step`.
+    # Returns rows of equal length as a matrix [rows, width]. Raises `RecordError` if their lengths differ. The first
+    # row belongs to step `first_step`, and `name` is the field's name for the error.
     width = len(rows[0])
     for t, row in enumerate(rows, first_step):
         if len(row) != width:
@@ -363,6 +384,7 @@ _REMEDY_WIDTH = "Every step needs the same number of values, in the same order."
 
 
 def _index_of_body(name: str, index_by_body: Mapping[str, int], t: int, field: str) -> int:
+    # Returns the body's index in `body_roles`. Raises `RecordError` for an unlisted body, with step `t` and the field.
     if name not in index_by_body:
         raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
     return index_by_body[name]
@@ -371,11 +393,12 @@ def _index_of_body(name: str, index_by_body: Mapping[str, int], t: int, field: s
 def _read_poses(
     steps: Sequence[record_schema.Step], spec: channels.ChannelSpec, index_by_body: Mapping[str, int]
 ) -> tuple[list[int], NDArray[Any]]:
-    # Returns the indices of the bodies of a pose channel, and the channel's values in each step.
+    # Returns the indices of the P bodies of a pose channel, and the channel's values, [n, P, size] or [n, P].
+    # All steps must have the same bodies; they get the order of the first step.
     field = spec.name
     body_names = list(getattr(steps[0], field))
     for t, step in enumerate(steps):
-        difference = getattr(step, field).keys() ^ set(body_names)
+        difference = getattr(step, field).keys() ^ set(body_names)  # bodies that only one of the two steps has
         if difference:
             remedy = "A field with poses must have the same bodies in every step."
             place = Place(step=t, field=f"{field}.{min(difference)}")
@@ -387,6 +410,7 @@ def _read_poses(
 
 
 def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
+    # Returns the contacts of all steps as columns, with one item per contact. Numbers that are absent become NaN.
     # Each tuple has the step, the number of the contact in this step, and the contact.
     flat_contacts = [
         (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts)
@@ -416,6 +440,8 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
 
 def _read_gripped(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> NDArray[np.int64]:
     # Returns the index of the gripped body in each step, [n], or for several arms [n, arms]; -1 = no body.
+    # In each step, the field is a body's name, None (no body) or UNSET (absent). For several arms, it is UNSET or a
+    # list with a name or None for each arm.
     rows = [step.gripped_body for step in steps]
     arm_count = max((len(row) for row in rows if isinstance(row, list)), default=0)
     if not arm_count:  # the field has one name per step
@@ -426,5 +452,6 @@ def _read_gripped(steps: Sequence[record_schema.Step], index_by_body: Mapping[st
 
 
 def _index_of_gripped(name: object, index_by_body: Mapping[str, int], t: int) -> int:
-    # Returns -1 if nothing is gripped: the name is None, or the step lacks the field.
+    # Returns the index of the gripped body in `body_roles`; -1 if the name is None (nothing is gripped) or UNSET (step
+    # `t` lacks the field).
     return _index_of_body(name, index_by_body, t, "gripped_body") if isinstance(name, str) else -1

@@ -38,7 +38,7 @@ def read_npz(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[
     """Yield the episode of one file as a batch of one, or a `RecordError` if the episode is invalid. Yield nothing if
     the episode is not selected. Raises `OSError` if the file cannot be opened.
     """
-    if not selection.next_wanted():
+    if not selection.next_wanted():  # an empty list: the next episode is not selected
         return
     with open_input(path) as stream:
         try:
@@ -55,6 +55,8 @@ def decode_npz(content: bytes) -> Batch:
 
 
 def _read_stream(stream: IO[bytes]) -> Batch:
+    # Returns the episode in the bytes of an `.npz` file, which is a ZIP archive of arrays, as a batch of one.
+    # Raises the errors of `decode_npz`.
     try:
         with zipfile.ZipFile(stream) as archive:
             members = _list_members(archive).items()
@@ -68,7 +70,8 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, Not
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    # Returns name of an array -> its member. Raises `RecordError` for a member that the format does not allow.
+    # Returns a map from the name of each array to its member of the ZIP archive. Raises `RecordError` for a member
+    # that the format does not allow.
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
@@ -86,8 +89,9 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
+    # Returns the array `name` in a member of the ZIP archive. Raises `RecordError` unless it has the required dtype.
     array, dtype = decode_array(archive.read(member)), DTYPES[name]  # the dtype that the format requires
-    if array is None:
+    if array is None:  # the bytes are not a valid `.npy` file
         refuse_field("the data are not a plain NumPy array", "Write the array with `numpy.savez`.", name)
     if array.dtype.str != dtype.str:
         refuse_field(f"the type is {array.dtype.str}, expected {dtype.str}", f"Write the array as {dtype.name}.", name)
@@ -116,38 +120,44 @@ _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, R
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:
+    # Converts a file's arrays, by name, to a batch of one episode. The array `header` has the header as JSON.
     try:
         tree = record_schema.parse_json(_text_bytes(arrays, "header"))
     except RecordError as error:
         raise error.with_place(Place(field="header")) from None
     try:
         recording = _build_recording(arrays, tree)
-        record_schema.check_shapes(recording)
+        record_schema.check_shapes(recording)  # `from_recording` then checks the values
         return from_recording(recording)
     except RecordError as error:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:
+    # Returns the UTF-8 text in the array `name`, which has one byte per item. Raises `RecordError` if it is missing.
     if name not in arrays:
         refuse_field(f"the array {name!r} is missing", "Write the header as JSON in UTF-8 bytes.", name)
     return arrays[name].tobytes()
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArrays:
+    # Converts a file's arrays, by name, and its parsed header `tree` to a recording with the episode's channels.
+    # The header's key `arrays` lists the names of all other arrays, so that a missing array is noticed.
     names = sorted(arrays.keys() - {"header"})
     if tree.get("arrays") != names:
         refuse_field(f"the header does not list the file's arrays: {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
     header_fields = {name: value for name, value in tree.items() if name != "arrays"}
-    outline = record_schema.convert_tree(header_fields, EpisodeOutline)
+    outline = record_schema.convert_tree(header_fields, EpisodeOutline)  # header, bodies and number of records
     contacts = _read_contacts(arrays)
     contact_count = len(contacts.record) if contacts else 0
     extra: dict[str, object] = {}
     if "extra" in arrays:
         extra = record_schema.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, contact_count)
+    # Each channel's array, or None if the file lacks it. Arrays of Booleans need another check.
     channels = {
         spec.name: _read_truths(arrays, spec.name) if spec.is_truth else arrays.get(spec.name) for spec in NUMERIC
     }
+    # For each pose channel: the indices of its bodies in `body_roles`.
     bodies = {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES}
     return EpisodeArrays(
         header=msgspec.structs.asdict(outline.header),
@@ -172,6 +182,7 @@ def _read_bodies(arrays: Arrays, channel: str, bodies_name: str) -> list[int]:
 
 
 def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
+    # Returns an array of Booleans; None if the file lacks it. Raises `RecordError` for a byte other than 0 and 1.
     truths = arrays.get(name)
     if truths is not None and truths.size and truths.view(np.uint8).max() > 1:
         refuse_field("a Boolean is stored as a byte other than 0 or 1", "Write the array as `bool`.", name)
@@ -179,7 +190,8 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    # Returns None if the file has no contacts.
+    # Returns the contacts from the arrays `contacts.step`, `contacts.a` and so on, with one item per contact. Numbers
+    # that were not recorded are NaN. Returns None if the file has no contacts.
     columns = {name: arrays[f"contacts.{name}"] for name in CONTACT_COLUMNS if f"contacts.{name}" in arrays}
     if not columns:
         return None
@@ -191,5 +203,5 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
     for name in ("force_n", "impulse_ns", *OF_CONTACTS):
         values = columns.get(name, np.full_like(columns["force_n"], np.nan))
         columns[name] = np.where(np.isnan(values), np.nan, values)  # all NaNs get the same bits
-    records = columns.pop("step")
+    records = columns.pop("step")  # index of each contact's record
     return ContactList(record=records, **columns)

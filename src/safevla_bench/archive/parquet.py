@@ -41,10 +41,10 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as a `.parquet` file into an empty stream open for reading and writing. Only one
     row group at a time is in memory. The file is rewritten if an episode has a rare channel that has no column yet.
     """
-    rare: frozenset[str] = frozenset()
+    rare: frozenset[str] = frozenset()  # names of the rare channels that have a column in the file
     writer = _open_writer(stream, rare)
     try:
-        for group in _group_episodes(batches):
+        for group in _group_episodes(batches):  # the episodes of one row group, as batches of one
             batch = concatenate_batches(group)
             batch_channels = parquet_rows.rare_channels(batch)
             if not batch_channels <= rare:
@@ -57,6 +57,7 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
 
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
+    # Returns a writer of row groups with the columns of all usual channels and of the rare channels named in `rare`.
     schema = parquet_rows.table_schema(rare)
     # pyarrow's path of a column has one `.list.element` for each level of nested lists.
     real_columns = [
@@ -78,7 +79,8 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    # Writes the file again with columns for the rare channels; returns a writer that can append row groups.
+    # Reads the finished file in `stream` and writes it again, with columns for all rare channels named in `rare`; a
+    # column is null for an episode that lacks the channel. Returns a writer that can append row groups.
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -94,11 +96,13 @@ def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.Parquet
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    # Yields the episodes of each row group, as batches of one. A single episode may be larger than `_GROUP_BYTES`.
+    # Yields for each row group the list of its episodes, as batches of one. A group has at most `_GROUP_EPISODES`
+    # episodes and `_GROUP_BYTES` bytes, but a single episode may be larger.
     group: list[Batch] = []
     total_bytes = 0
+    # Each `episode` is one episode of `batches`, as a batch of one.
     for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
-        size_bytes = parquet_rows.to_table(episode).nbytes
+        size_bytes = parquet_rows.to_table(episode).nbytes  # without compression
         if group and (len(group) == _GROUP_EPISODES or total_bytes + size_bytes > _GROUP_BYTES):
             yield group
             group, total_bytes = [], 0
@@ -110,6 +114,7 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 def count_rows(path: Path) -> list[int]:
     """Return the number of rows of each row group, or [] if the file cannot be read."""
+    # A file that cannot be opened, is damaged, or lacks a required column counts as unreadable.
     with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, row_counts):
         _check_columns(file.schema_arrow)
         return row_counts
@@ -123,16 +128,18 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     number of episodes; a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
-    open_input(path).close()
+    open_input(path).close()  # raises `OSError` if the file cannot be opened
     try:
         with open_parquet(path) as (file, row_counts):
             _check_columns(file.schema_arrow)
             first_rows = list(accumulate(row_counts, initial=1))  # number of each group's first row
+            # Numbers of the row groups with a selected episode, and for each of them a call that reads the group.
             wanted = [number for number, row_count in enumerate(row_counts) if selection.next_wanted(row_count)]
             calls = [partial(_load_group, path, file, number, row_counts[number]) for number in wanted]
             with closing(_read_ahead(calls)) as groups_read:  # ends the reading thread before the file is closed
                 for number, group in zip(wanted, groups_read, strict=True):
                     first, row_count = first_rows[number], row_counts[number]
+                    # `group` has the rows of row group `number`, or an error if the group cannot be read.
                     if isinstance(group, RecordError):
                         problem = f"rows {first} to {first + row_count - 1}: {group.problem}"
                         yield DamageError(problem, episodes=row_count, remedy=group.remedy, place=place)
@@ -148,13 +155,14 @@ _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def _describe_damage(error: Exception) -> str:
+    # Returns an error of pyarrow or the system as a message of one line.
     return f"cannot be read: {' '.join(str(error).split())}"
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
-    # Yield the results of the calls, in order; a thread makes the next call while the current result is in use.
+    # Yields the results of the calls, in order; a thread makes the next call while the current result is in use.
     with ThreadPoolExecutor(1) as thread:
-        waiting: deque[Future[T]] = deque()
+        waiting: deque[Future[T]] = deque()  # results that were not yielded yet, at most two
         for call in calls:
             waiting.append(thread.submit(call))
             if len(waiting) > 1:
@@ -164,7 +172,8 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 
 
 def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -> list[pa.RecordBatch] | RecordError:
-    # Returns the rows of row group `number`, or an error if the group is damaged or does not have `row_count` rows.
+    # Returns the rows of row group `number`, in one or more pieces. Returns an error, instead of raising it, if the
+    # group is damaged, needs too much memory or does not have `row_count` rows. `path` names the file in errors.
     try:
         with limit_memory(path):
             # pyarrow's threads would abort the process when they run out of memory.
@@ -181,7 +190,8 @@ def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -
 
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
-    # Yields the episodes in these rows. `first` is the number of the first row, for errors.
+    # Yields the episodes in the rows of `batches`, which are tables of Arrow with one row per episode. `first` is the
+    # number of the first row in the file, for errors.
     for rows in batches:
         try:
             batch = parquet_rows.decode_rows(rows)
@@ -202,7 +212,7 @@ def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator
 
 
 def _episode_id(rows: pa.RecordBatch, row: int) -> Any:
-    # Returns None if the id is null or not UTF-8.
+    # Returns the episode id in row number `row` of `rows`, from 0; None if the id is null or not UTF-8.
     with suppress(UnicodeDecodeError):
         return rows.column(_ID_COLUMN)[row].as_py()
     return None
@@ -215,8 +225,9 @@ def _check_columns(schema: pa.Schema) -> None:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     schema_types = {field.name: field.type for field in parquet_rows.SCHEMA}
     for field in schema:
-        expected = schema_types.get(field.name, "no such column")
+        expected = schema_types.get(field.name, "no such column")  # this text is not equal to any type
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
+        # Some columns of older files have a former type, which is also accepted.
         if field.type not in (expected, parquet_rows.FORMER_TYPES.get(field.name)):
             refuse_field(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)

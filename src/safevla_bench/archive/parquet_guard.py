@@ -25,8 +25,8 @@ BATCH_ROWS = 1 << 16
 @contextmanager
 def open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, list[int]]]:
     """Yield the opened file and the number of rows of each row group. Raises the errors of pyarrow."""
-    open_input(path).close()
-    # pyarrow must open the file itself: pyarrow threads that read a Python file object abort the process at exit
+    open_input(path).close()  # raises an error for a missing file, a pipe, a folder or a Git LFS pointer
+    # pyarrow must open the file itself: pyarrow threads that read a Python file object abort the process at exit.
     with pa.OSFile(os.fsencode(path)) as opened, pq.ParquetFile(opened, page_checksum_verification=True) as file:
         yield file, [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
 
@@ -36,7 +36,7 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
     column, and the errors of pyarrow.
     """
     with _translated_text_errors(), open_parquet(path) as (file, row_counts):
-        for name in columns or ():
+        for name in columns or ():  # names of the columns to read; None = all columns
             if name not in file.schema_arrow.names:
                 raise RecordError(f"there is no column {name!r}")
         for number in range(len(row_counts)):
@@ -48,6 +48,7 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
     pyarrow's errors. No pyarrow threads are used, because they abort the process at exit if they hold Python bytes.
     """
     options = {"pre_buffer": False, "page_checksum_verification": True}
+    # With `pre_buffer`, pyarrow would read in threads even if `use_threads` is false.
     with _translated_text_errors(), pq.ParquetFile(pa.BufferReader(content), **options) as file:
         table = file.read(use_threads=False)
     if table.nbytes > most_bytes:
@@ -57,7 +58,7 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
 
 @contextmanager
 def _translated_text_errors() -> Iterator[None]:
-    # Replaces the error for a text that is not UTF-8 by a `RecordError`.
+    # Within the `with` block, replaces the error for a text that is not UTF-8 by a `RecordError`.
     try:
         yield
     except UnicodeDecodeError as error:

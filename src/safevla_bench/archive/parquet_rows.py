@@ -40,6 +40,7 @@ def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def _channel_field(spec: channels.ChannelSpec) -> pa.Field:
+    # Returns the column of a channel: one list level for each axis of the channel's array.
     return pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.dtype], LIST_DEPTHS[spec.name]))
 
 
@@ -90,6 +91,7 @@ _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
 
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
+    # The result also has the names of rare columns of contacts and of rare header fields.
     rare = [spec.name for spec in _RARE if batch.numbers(spec).present.any()]
     rare += [name for name in channels.OF_CONTACTS if _has_contact_column(batch, name).any()]
     rare += [name for name in RARE_FIELDS if any(getattr(header, name) is not None for header in batch.headers)]
@@ -98,7 +100,9 @@ def rare_channels(batch: Batch) -> frozenset[str]:
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
+    # `rare` has names of rare channels, columns of contacts and header fields.
     absent = [spec for spec in _RARE if spec.name not in rare]
+    # A pose channel also has a column for its bodies. For other channels, `spec.bodies` is "", which names no column.
     left_out = {spec.name for spec in absent} | {spec.bodies for spec in absent}
     left_out |= {*channels.OF_CONTACTS, *RARE_FIELDS} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
@@ -109,17 +113,20 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     table has the column of a rare channel only if an episode has the channel.
     """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
+    # For each episode: the names and roles of its bodies.
     bodies = [
         [{"name": name, "role": role} for name, role in batch.body_roles(episode).items()]
         for episode in range(len(batch))
     ]
     columns["bodies"] = pa.array(bodies, SCHEMA.field("bodies").type)
     columns["records"] = pa.array(batch.lengths)
+    # A channel with a row per action has one row less than the episode has records (`is_per_action` counts as 0 or 1).
     for spec in channels.ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
     for spec in channels.POSES:
         poses = batch.poses(spec.name)
         body_counts = np.diff(poses.body_starts)
+        # Tables count the bodies of each episode from 0; `poses.body` counts the bodies of the whole batch.
         body_indices = pa.array(poses.body - np.repeat(batch.body_starts[:-1], body_counts), pa.int32())
         columns[spec.name] = _pose_column(poses, spec, batch.lengths)
         columns[spec.bodies] = _list_array(body_indices, body_counts, poses.present)
@@ -131,6 +138,7 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
 
 
 def _header_column(batch: Batch, name: str) -> pa.Array:
+    # Returns the column of the header field `name`, with one value per episode; null = None.
     values = [getattr(header, name) for header in batch.headers]
     if name in _TEXT_MAPS:
         values = [None if value is None else pair_values(value) for value in values]
@@ -138,30 +146,34 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
-    # Return the values, split into lists of the given lengths. A list that is not `present` is null.
+    # Returns the values, split into successive lists of the given lengths. A list that is not `present` is null;
+    # without `present`, no list is null.
     offsets = pa.array(offsets_of(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
 
 def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Array:
-    # A body's index of -1 means no body. The table has null instead of -1.
+    # Converts a channel's numbers to the type of its column. Indices of bodies become null if they are -1 (no body).
     is_null = values < 0 if spec.dtype == channels.PLACE else None
     return pa.array(values.astype(spec.dtype, copy=False), _VALUE_TYPES[spec.dtype], mask=is_null)
 
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
+    # Returns the column of a channel, with a list of rows per episode, or null if the episode lacks the channel.
+    # A row is a list of numbers. `steps` [E] is the number of rows that an episode with the channel has.
     row_counts = np.where(channel.present, steps, 0)  # number of rows per episode
     widths = np.maximum(channel.width, 0)  # numbers per row; an absent channel has the width -1
     values = _to_arrow(channel.values, spec)
-    if spec.is_scalar:  # a row has one number per arm
+    if spec.is_scalar:  # a row has one number per arm; the rows of an episode form a single flat list
         return _list_array(values, row_counts * widths, channel.present)
     return _list_array(_list_array(values, np.repeat(widths, row_counts)), row_counts, channel.present)
 
 
 def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
-    # Returns a row's poses as a list over steps, bodies and, unless a body has a single value, numbers.
-    row_counts = np.where(poses.present, steps, 0)
-    body_counts = np.repeat(np.diff(poses.body_starts), row_counts)
+    # Returns the column of a pose channel. For each episode, it has nested lists over steps, bodies and, unless a body
+    # has a single value, numbers; null = not recorded. `steps` [E] is each episode's number of records.
+    row_counts = np.where(poses.present, steps, 0)  # number of recorded steps per episode
+    body_counts = np.repeat(np.diff(poses.body_starts), row_counts)  # number of bodies in each recorded step
     values = _to_arrow(poses.channel.values, spec)
     if spec.row_size:
         values = _list_array(values, np.full(int(body_counts.sum()), poses.size))
@@ -169,18 +181,19 @@ def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Ar
 
 
 def _has_contact_column(batch: Batch, name: str) -> Bools:
-    # Return whether each episode has a number in this column of its contacts, [E].
+    # Returns whether each episode has a number in this column of its contacts, [E]. For net forces, the header says so.
     if name == channels.NET_FORCE:
         is_recorded = np.array([name in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & is_recorded
     # Count of known numbers before each contact. The increase over an episode is the count in this episode.
+    # `contacts.starts` maps a record to its first contact, and `batch.starts` maps an episode to its first record.
     known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known_starts[batch.contacts.starts][batch.starts]) > 0
 
 
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     # Returns `contacts` and the columns `OF_CONTACTS`. In each, a row has a list per record of a list of contacts.
-    contacts, contact_counts = batch.contacts, np.diff(batch.contacts.starts)
+    contacts, contact_counts = batch.contacts, np.diff(batch.contacts.starts)  # number of contacts per record
     # For each contact: the batch's index of its episode's first body. Tables count each episode's bodies from 0.
     first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
     columns = [
@@ -193,8 +206,10 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     flat_columns = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
     for name in channels.OF_CONTACTS:
         present = _has_contact_column(batch, name)
+        # Repeat each episode's Boolean for its records, and then for the contacts of these records.
         values = getattr(contacts, name)[np.repeat(np.repeat(present, batch.lengths), contact_counts)]
         flat_columns[name] = pa.array(values, mask=np.isnan(values)), present
+    # Split each column into a list per record, and these lists into a list per episode.
     list_columns = {}
     for name, (values, present) in flat_columns.items():
         step_lists = _list_array(values, contact_counts[np.repeat(present, batch.lengths)])
@@ -218,7 +233,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
         batch = _build_batch(_Columns(rows))
     except UnicodeDecodeError as error:
         raise RecordError(f"a text is not UTF-8 at byte {error.start}", remedy="Write texts in UTF-8.") from None
-    validate(batch)
+    validate(batch)  # raises `RecordError`
     return batch
 
 
@@ -226,6 +241,8 @@ class _Columns:
     """The columns of `E` rows. Each row has an `EpisodeOutline` and numbers of records, bodies and arms."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
+        # `records`, `bodies` and `arms` have each row's number of them, [E]. `body_starts` [E + 1] has the index of
+        # each row's first body in the batch.
         self.rows = rows
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _has_values(rows, name)]
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
@@ -236,7 +253,7 @@ class _Columns:
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
         """Return a column's flat items, the length [E] of each row's list, and whether the list is present [E]."""
-        if name not in self.rows.schema.names:
+        if name not in self.rows.schema.names:  # no row has the column
             zeros = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), zeros, zeros.astype(np.bool_)
         lists = self.rows.column(name)
@@ -244,7 +261,7 @@ class _Columns:
 
 
 def _has_values(rows: pa.RecordBatch, name: str) -> bool:
-    # False for an optional column that is null in all rows.
+    # Returns whether a column must be read: false only for an optional column that is null in all rows.
     return name not in _OPTIONAL or rows.column(name).null_count < rows.num_rows
 
 
@@ -252,7 +269,8 @@ _OPTIONAL = {*HEADER.names} - {"target_object"}  # columns in which null means t
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
-    # Returns the fields of an `EpisodeOutline` from the columns of `OUTLINE_COLUMNS`.
+    # Returns the fields of an `EpisodeOutline` (header, `body_roles` and `records`) from the values of one row in the
+    # columns `OUTLINE_COLUMNS`. An optional field that is null is left out.
     fields = {name: value for name, value in row.items() if value is not None or name not in _OPTIONAL}
     for name in _TEXT_MAPS:
         if name in fields:
@@ -262,10 +280,12 @@ def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _read_pairs(pairs: Sequence[Any], key: str, value: str, column: str) -> dict[str, object]:
-    # Returns the pairs as a dictionary. A pair is a struct with the fields `key` and `value`, or null.
+    # Returns the pairs as a dictionary. A pair is a dictionary itself, in which the names of the two fields are the
+    # arguments `key` and `value`, or it is None (null). `column` names the column in errors.
     contents: dict[str, object] = {}
     for pair in pairs:
         # In older files, a pair is a tuple.
+        # A pair that is null gets the name None, which is then refused.
         name, content = pair if isinstance(pair, tuple) else ((pair or {}).get(key), (pair or {}).get(value))
         if name is None or name in contents:
             refuse_field("a name is null or repeated", "Write each name once.", column)
@@ -274,7 +294,9 @@ def _read_pairs(pairs: Sequence[Any], key: str, value: str, column: str) -> dict
 
 
 def _build_batch(columns: _Columns) -> Batch:
-    outlines = columns.outlines
+    # Builds a batch of all rows. The indices of bodies in the rows become indices in the batch's body table, which
+    # lists the bodies of all episodes.
+    outlines = columns.outlines  # each row's header, bodies and number of records
     names = tuple(dict.fromkeys(chain.from_iterable(outline.body_roles for outline in outlines)))
     name_index = {name: index for index, name in enumerate(names)}
     roles = [ROLES.index(role) for outline in outlines for role in outline.body_roles.values()]
@@ -296,16 +318,18 @@ def _build_batch(columns: _Columns) -> Batch:
 
 
 def _find_target(outline: EpisodeOutline, first_body: int) -> int:
-    # Index of the target in the batch's body table; -1 = none.
+    # Returns the index of an episode's target in the batch's body table; -1 = none. `first_body` is the index of the
+    # episode's first body.
     names = list(outline.body_roles)
     return first_body + names.index(outline.target_object) if outline.target_object in names else -1
 
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
     """Return a channel of all episodes; `bodies` [E] = number of bodies in each row. Booleans become 0.0 or 1.0."""
+    # Each row of `columns` is an episode. For a pose channel, only the bodies with poses in this channel count.
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
-    values, counts, present = columns.lists(spec.name)
+    values, counts, present = columns.lists(spec.name)  # all rows' steps, their number per row, and whether recorded
     arms = columns.arms if spec.per_arm else np.ones_like(counts)
     # Unnest one axis after the other. `item_counts` [E] has each episode's number of items at the current depth.
     item_counts, axis_sizes = counts, [counts]
@@ -313,6 +337,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
         widths = _common_lengths(values, item_counts, counts, spec)
         item_counts, values = item_counts * widths, values.flatten()
         axis_sizes.append(widths)
+    # For each row with the channel: the expected counts, and then the sizes of the axes of its array.
     row_facts = np.stack([columns.records, bodies, arms, *axis_sizes])[:, present]
     # Each distinct shape is checked once.
     for records, body_count, arm_count, *sizes in dict.fromkeys(zip(*row_facts.tolist(), strict=True)):
@@ -331,9 +356,11 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec: channels.ChannelSpec) -> Ints:
     """Return for each episode the common length of its lists, [E]; `spec.row_size` for an episode without lists."""
+    # `lists` has the lists of all episodes, and `item_counts` [E] each episode's number of lists. `step_counts` [E] is
+    # each episode's number of steps, for errors. Raises `RecordError` if an episode has lists of different lengths.
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(item_counts)
     widths = np.full(len(item_counts), spec.row_size)
-    widths[item_counts > 0] = lengths[starts[:-1][item_counts > 0]]
+    widths[item_counts > 0] = lengths[starts[:-1][item_counts > 0]]  # the length of the episode's first list
     differing = np.flatnonzero(lengths != np.repeat(widths, item_counts))
     if len(differing):
         episode = int(np.searchsorted(starts, differing[0], side="right")) - 1
@@ -344,6 +371,8 @@ def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec:
 
 
 def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
+    # Returns a pose channel of all episodes, with checked indices of bodies.
+    # The flat indices of all rows' bodies, their number per row [E], and whether the row has the column [E].
     listed_bodies, body_counts, has_bodies = columns.lists(spec.bodies)
     _, _, present = columns.lists(spec.name)
     if (has_bodies != present).any():
@@ -353,20 +382,24 @@ def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     for episode in np.flatnonzero(present):
         episode_bodies = body_indices[starts[episode] : starts[episode + 1]].tolist()
         record_schema.check_posed_bodies(episode_bodies, int(columns.bodies[episode]), spec.bodies)
+    # Rows count their bodies from 0; the batch's body table counts the bodies of all episodes.
     body = body_indices + np.repeat(columns.body_starts[:-1], body_counts)
     return Poses(_read_channel(columns, spec, body_counts), body, starts, spec.pose_size)
 
 
 def _read_contacts(columns: _Columns) -> Contacts:
+    # Returns the contacts of all episodes. Raises `RecordError` for a wrong number of steps, a null or a wrong index.
+    # `steps` has a list of contacts for each step of all rows; `step_counts` [E] and `present` [E] are for each row.
     steps, step_counts, present = columns.lists("contacts")
     for episode in np.flatnonzero(present & (step_counts != columns.records)):
         remedy = "Write a list of contacts for each step; the list may be empty."
         refuse_field(f"{step_counts[episode]} steps, expected {columns.records[episode]}", remedy, "contacts")
-    contact_counts = np.zeros(int(columns.records.sum()), dtype=np.int64)
+    contact_counts = np.zeros(int(columns.records.sum()), dtype=np.int64)  # one count per record of the batch
     contact_counts[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
     a, b, force, impulse = _require_no_nulls(steps.flatten(), "contacts").flatten()
     _refuse_nan(impulse, "contacts.impulse_ns")
     episode_of_contact = np.repeat(np.repeat(np.arange(len(step_counts)), columns.records), contact_counts)
+    # For each contact: its episode's number of bodies, and the index of its episode's first body in the batch.
     bodies, first_body = columns.bodies[episode_of_contact], columns.body_starts[episode_of_contact]
     body_a = _to_numpy(a, "contacts.a").astype(np.int64)
     body_b = _to_numpy(b, "contacts.b").astype(np.int64)
@@ -385,6 +418,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
 
 def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> NDArray[np.float64]:
     """Return one number per contact, NaN if an episode lacks the column; `contact_counts` has a count per record."""
+    # `steps` has a list of numbers for each step of the rows that have the column.
     steps, step_counts, present = columns.lists(name)
     is_recorded = np.repeat(present, columns.records)  # one Boolean per record
     is_same_count = (step_counts[present] == columns.records[present]).all() and np.array_equal(
@@ -404,12 +438,14 @@ def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> 
 
 
 def _refuse_nan(values: pa.Array, name: str) -> None:
+    # Raises `RecordError` if a value of the column `name` is NaN; null is allowed.
     if np.isnan(values.drop_null().to_numpy()).any():
         refuse_field("nan is not a finite number", "Write `null` for an unrecorded value.", name)
 
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
-    # Returns indices of bodies, with -1 for null. Each must be below its episode's number of bodies in `bodies`.
+    # Returns indices of bodies, with -1 for null. Each must be below its episode's number of bodies, which `bodies`
+    # has for each index. Raises `RecordError` if an index is out of range; `name` is the channel's name.
     if (places.drop_null().to_numpy() < 0).any():
         refuse_field("an index is negative", "Write the held body's index in `bodies`, or `null` without one.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)
@@ -418,6 +454,7 @@ def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
 
 
 def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str, object], ...]:
+    # Returns the host-specific fields of each episode, parsed from JSON; {} for an episode without such fields.
     if "extra" not in columns.rows.schema.names:
         return tuple({} for _ in columns.outlines)
     contact_counts = np.diff(contacts.starts[offsets_of(columns.records)]).tolist()  # one count per episode
@@ -434,18 +471,21 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
-    # Returns the values with `value` in place of nulls, which `to_numpy` turns into NaN.
+    # Returns numbers as an array with `value` in place of nulls, which `to_numpy` turns into NaN.
+    # If there are nulls, the array is of floats.
     # `fill_null` would make pyarrow import all of pandas, which counts against the memory limit.
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if not values.null_count else np.where(np.isnan(array), value, array)
 
 
 def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:
+    # Returns the values of the column `name` unchanged. Raises `RecordError` if one of them is null.
     if values.null_count:
         refuse_field("a value is null", _REMEDY_NULL, name)
     return values
 
 
 def _to_numpy(values: pa.Array, name: str) -> NDArray[Any]:
+    # Returns the flat values of the column `name` as an array. Raises `RecordError` if one of them is null.
     array: NDArray[Any] = _require_no_nulls(values, name).to_numpy(zero_copy_only=False)
     return array

@@ -51,10 +51,10 @@ _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
 
 def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
-    # The JSON type of a channel's field in a step; `of_arms` is true for a robot with several arms.
-    if of_arms and spec.per_arm:
+    # Returns the JSON type of a channel's field in a step; `of_arms` is true for a robot with several arms.
+    if of_arms and spec.per_arm:  # a list of the numbers, Booleans, or names of bodies (None = no body) of all arms
         return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
-    if spec.is_pose:
+    if spec.is_pose:  # an object that maps the name of each body to its value
         return dict[str, bool if spec.is_truth else _POSE_TYPES[spec.row_size]]  # type: ignore[misc]
     if not spec.is_scalar:
         return list[bool] if spec.is_truth else _ROW_TYPES[spec.row_size]
@@ -64,7 +64,8 @@ def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
 
 
 def _define_step(name: str, of_arms: bool, doc: str) -> Any:
-    # Returns a struct class with the number `t` of the step and an optional field for each channel.
+    # Returns a struct class for a step, with its number `t` and an optional field for each channel (UNSET = absent).
+    # `name` is the name of the class, `of_arms` is true for robots with several arms, and `doc` ends its docstring.
     channels = [spec for spec in CHANNELS if spec.name not in OF_CONTACTS]
     return msgspec.defstruct(
         name,
@@ -108,11 +109,13 @@ class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def header(self) -> Header:
+        # Returns only the fields of the header, which is the base class of an outline.
         return Header(**{name: getattr(self, name) for name in Header.__struct_fields__})
 
 
 def record_schema() -> dict[str, object]:
     """Return the JSON Schema of one episode."""
+    # `kinds` refers to the schemas of episodes with one arm and with several arms; `parts` has all schemas by name.
     kinds, parts = msgspec.json.schema_components([Trajectory, ArmsTrajectory], ref_template="#/$defs/{name}")
     return {"anyOf": list(kinds), "$defs": dict(parts)}
 
@@ -136,6 +139,7 @@ class Budget:
     """Limits the total size of an input's parts to `most` items. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
+        # `most` is the limit, and `what` names the counted items in messages. `_left` counts down from the limit.
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:
@@ -149,11 +153,13 @@ class EpisodeSelection:
     """Counts episodes while they are read, and selects the episodes at the indices `wanted`; None = all episodes."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
+        # `wanted` has the indices of the wanted episodes; None = all episodes.
         self._wanted = None if wanted is None else frozenset(wanted)
-        self._next_index = 0
+        self._next_index = 0  # index of the next episode to be counted
 
     def next_wanted(self, count: int = 1) -> list[int]:
         """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past all `count`."""
+        # An empty list means that none of these episodes is wanted.
         first = self._next_index
         self._next_index += count
         if self._wanted is None:
@@ -173,6 +179,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     also for repeated keys and lone surrogates, which Python accepts; the error names the episode if an id is found.
     """
 
+    # Raises the error for an invalid text. The id, if the text seems to contain one, helps users to find the episode.
     def refuse(problem: str, remedy: str = _REMEDY_JSON) -> NoReturn:
         raise RecordError(problem, remedy=remedy, place=Place(episode=_search_episode_id(line)))
 
@@ -198,6 +205,7 @@ def parse_json(line: bytes) -> dict[str, object]:
 
 def _search_episode_id(line: bytes) -> str | None:
     # Returns the id in a text that may not be valid JSON, cut to 200 characters; None if no id is found.
+    # An id that is cut, by this limit or by the end of the text, ends in "…".
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
@@ -218,12 +226,14 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         # The path in msgspec's message, such as `$.steps[3].body_pos_m[...][1]`, does not contain the body's name.
         problem, path_text = explain_mismatch(error)
+    # The parts of the path as a list, such as ["steps", "3", "body_pos_m"].
     path = re.findall(r"\w+", path_text.partition("[...]")[0])
     step, field_path = None, path
     if len(path) > 1 and path[0] == "steps":
         step, field_path = int(path[1]), path[2:]
     parts = [f"[{part}]" if part.isdecimal() else f".{part}" for part in field_path]
     field, remedy = "".join(parts).removeprefix("."), _REMEDY_TYPE
+    # msgspec names only the first missing field of the header.
     missing = [spec.name for spec in msgspec.structs.fields(kind) if spec.required and spec.name not in tree]
     if not path and len(missing) > 1:
         problem = f"the keys {', '.join(map(repr, missing[:-1]))} and {missing[-1]!r} are missing"
@@ -252,9 +262,10 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     """Return the host-specific fields of an episode, grouped by level; {} if there are none. The caller must have
     checked the fields' types. Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
     """
+    # `tree` is the parsed JSON. The result is {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
-    contact_index = 0
+    contact_index = 0  # number of the contact in the episode, from 0
     for t, step in enumerate(tree["steps"]):
         host_fields = _host_fields(step, "steps")
         if host_fields:
@@ -273,6 +284,8 @@ _MOST_NAMES = 100  # limit on the host-specific names per episode that are compa
 
 def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
     """Yield the name of each unknown field that resembles an absent field of the same level, and a warning."""
+    # `extra` is {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, where each {…} has unknown fields.
+    # `absent` has the schema's fields that the episode lacks, for each of the levels header, steps and contacts.
     unknown_fields = {("header", name): None for name in extra.get("header", {})}  # an ordered set of (level, name)
     for level in ("steps", "contacts"):
         unknown_fields |= {(level, name): None for fields in extra.get(level, {}).values() for name in fields}
@@ -283,23 +296,24 @@ def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]
 
 @lru_cache(1 << 12)
 def _find_similar(name: str, choices: frozenset[str]) -> list[str]:
-    # Returns the most similar choice, or [].
+    # Returns a list of the choice that is most similar to the name; [] if no choice is similar enough.
     return get_close_matches(name, sorted(choices), n=1, cutoff=0.75)
 
 
 def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
-    # Returns the fields that are not in the schema of this level.
+    # Returns the fields that are not in the schema of this level (header, steps or contacts); {} if there are none.
     names = _SCHEMA[level]
     return {} if names.issuperset(fields) else {name: value for name, value in fields.items() if name not in names}
 
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
-    # Returns the fields unchanged. Raises an error if a number is not finite or the nesting is too deep.
+    # Returns the host-specific fields unchanged. Raises `RecordError` if a number is not finite or the nesting is too
+    # deep, because such fields cannot be written again.
     layer: list[Any] = [extra]  # the objects and lists at one depth; unlike recursion, a loop has no depth limit
     for _ in range(MAX_DEPTH):
         children: list[Any] = []
         for value in layer:
-            children += value.values() if isinstance(value, dict) else value
+            children += value.values() if isinstance(value, dict) else value  # the items of an object or a list
         is_finite = all(math.isfinite(child) for child in children if isinstance(child, float))
         _check_rule(is_finite, "a value is not a finite number", "Write `null` for an unknown number.")
         layer = [child for child in children if isinstance(child, dict | list)]
@@ -312,6 +326,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
     levels. Raises `RecordError` if the text is not strict JSON, or if fields are not grouped by level, step and
     contact. Also raises `RecordError` for a name in the schema, a number that is not finite, and too deep nesting.
     """
+    # The levels "steps" and "contacts" map numbers, which are written as texts, to the fields of a step or contact.
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "only header, steps and contacts are allowed as keys")
     _check_level(extra.get("header", {}), "header")
@@ -319,6 +334,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
         numbered = extra.get(level, {})
         _check_rule(isinstance(numbered, dict), f"{level} must be an object that maps numbers to fields")
         for number, fields in numbered.items():  # type: ignore[attr-defined]
+            # A plain number has only digits, without superfluous zeros at the start.
             # Only 20 digits are converted, since converting a long text to an integer is slow.
             is_plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
             _check_rule(is_plain and int(number) < count, f"{level} has no {number!r}")
@@ -327,7 +343,8 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
 
 
 def _check_level(fields: object, level: str) -> None:
-    # Raises an error unless `fields` is an object whose names are not in the schema of this level.
+    # Raises `RecordError` unless `fields` is an object without the names that the schema has at this level. A name of
+    # the schema would be ambiguous.
     _check_rule(isinstance(fields, dict), f"the fields of {level} must be an object")
     for name in fields:  # type: ignore[attr-defined]
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema, which cannot be host-specific")
@@ -337,6 +354,7 @@ _REMEDY_EXTRA = 'Write only fields outside the schema: {"header": {…}, "steps"
 
 
 def _check_rule(is_satisfied: bool, rule: str, remedy: str = _REMEDY_EXTRA) -> None:
+    # Raises `RecordError` for host-specific fields that do not satisfy a rule. `rule` is the text of the problem.
     if not is_satisfied:
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
 
@@ -351,7 +369,7 @@ def check_shapes(recording: EpisodeArrays) -> None:
     """Raise a `RecordError` with the episode and the field if shapes or indices of the arrays are inconsistent. Call
     this before any computation with the arrays; `trajectory.single_episode.validate` then checks the values.
     """
-    arm_names: Any = recording.header.get("arms")
+    arm_names: Any = recording.header.get("arms")  # None = one arm
     try:
         for spec in NUMERIC:
             array = recording.channel(spec.name)
@@ -374,10 +392,10 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
     """
     # `spec.shape` has numbers and symbols, such as "n" for the number of records. Other symbols permit any size.
     size_of_symbol = {"n": records, "n-1": records - 1}
-    if spec.is_pose:
+    if spec.is_pose:  # the second axis has one item per body
         size_of_symbol[str(spec.shape[1])] = bodies
     expected = [size_of_symbol.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
-    if spec.per_arm and arms > 1:
+    if spec.per_arm and arms > 1:  # a row has the values of all arms, one arm after the other
         expected = [records, (spec.row_size or 1) * arms]
     is_each_size_right = all(size in ("any", actual) for size, actual in zip(expected, shape, strict=False))
     if len(shape) != len(expected) or not is_each_size_right:
@@ -389,6 +407,7 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
 
 def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
     """Raise `RecordError` if indices in the body table are out of range or repeated."""
+    # `places` holds indices of bodies, `bodies` is the number of bodies, and `field` names the array in the error.
     check_places(np.asarray(places, dtype=np.int64), 0, bodies, field)
     if len(set(places)) != len(places):
         refuse_field("a body is repeated", _REMEDY, field)
@@ -396,6 +415,7 @@ def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
 
 def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
     """Raise `RecordError` for the first index outside [`low`, `end`); `end` is a number, or one number per index."""
+    # `places` are indices of bodies or records, and `field` names their array in the error.
     outside = np.flatnonzero((places < low) | (places >= end))
     if len(outside):
         first = outside[0]
@@ -404,6 +424,8 @@ def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], f
 
 
 def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
+    # Raises `RecordError` unless all columns have one number per contact, the indices are below the numbers of records
+    # and bodies, and the contacts are in the order of the records.
     if any(column.shape != (len(contacts.record),) for column in contacts.columns().values()):
         refuse_field("the columns of the contacts differ in length", _REMEDY, "contacts")
     check_places(contacts.record, 0, records, "contacts.step")

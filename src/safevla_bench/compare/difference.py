@@ -36,6 +36,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
+        # Raise an error for an invalid confidence, which must be a fraction.
         if not 0 < self.confidence < 1:
             remedy = "Use a fraction between 0 and 1, such as 0.95. On the command line, use a percentage, such as 95."
             raise SafevlaError(f"invalid confidence {self.confidence:g}", remedy=remedy)
@@ -109,6 +110,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     `fill` replaces each unknown value, and each value of a lost episode. If `fill` is None, unknown values and tasks
     without a known value are left out.
     """
+    # For each episode: the value (NaN if unknown), the task as (suite, task), and the number of its initial state
     values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
         values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
@@ -118,6 +120,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     indices_by_task: dict[TaskKey, list[int]] = {}
     for k in np.flatnonzero(~np.isnan(values)).tolist():
         indices_by_task.setdefault(tasks[k], []).append(k)
+    # A `TaskSample` has the values in one task, and their mean in each initial state.
     return {
         task: TaskSample(values[indices], StartMeans.of(values[indices], starts[indices]))
         for task, indices in indices_by_task.items()
@@ -140,6 +143,8 @@ def paired_difference(
     """Return the difference of two policies, whose indices are `pair`, over the initial states of all `parts` together.
     `PairedResults.state_gaps` describes `fill`.
     """
+    # For each part: the first policy's value minus the second's in each initial state, [1, states]; and whether each
+    # policy has just one episode per state, [1]
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     # Tasks are numbered across all parts; `places` has the index of each state's task.
     numbered_tasks = (part.tasks for part in parts)
@@ -168,15 +173,19 @@ def paired_differences(
     `gaps`, [R, N], is the first policy's value minus the second's in each state; NaN if either is unknown. `places`,
     [N], is the index in `tasks` of each state's task. `is_single`, [R]: whether a state has one episode per policy.
     """
+    # Unknown gaps count as 0 in sums, and are not counted in `sizes`.
     is_known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
+    # [N, K]: 1 if the state belongs to the task, else 0
     in_task = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
+    # For each pair of policies and task, [R, K]: sum of gaps, number of states, and number of states in which the first
+    # policy has the larger value (won) or the smaller value (lost)
     sums, sizes, won, lost = (by_state @ in_task for by_state in (filled, is_known, filled > 0, filled < 0))
     is_rate, counts = bool(METRICS[metric].unit), [won, lost, sizes]  # counts of states by task, [R, K] each
     # McNemar's test counts wins and losses, so it needs differences that are all -1, 0 or 1.
     is_whole = np.logical_and(is_rate, np.isin(filled, (-1.0, 0.0, 1.0)).all(axis=1))
 
     def test(rows: Ints, kept: Bools) -> significance.MeanTest:
-        # This function is the `TestOfRows`. It ignores the states of tasks that the mask `kept` does not select.
+        # Tests the pairs of policies with the indices `rows`, each on the tasks that the mask `kept` [rows, K] selects.
         kept_gaps = np.where(kept[:, places], gaps[rows], np.nan)
         if not is_rate:
             return significance.paired_mean_test(kept_gaps, options.confidence)
@@ -184,6 +193,7 @@ def paired_differences(
         first, second, n = (
             (by_task[rows[whole_rows]] * kept[whole_rows]).sum(axis=1).astype(np.int64) for by_task in counts
         )
+        # Rows whose gaps are all -1, 0 or 1 use McNemar's test. All other rows use sign flips.
         return _join_groups(
             (whole_rows, lambda _: significance.mcnemar_test(first, second, n, options.confidence)),
             (
@@ -201,8 +211,10 @@ def paired_differences(
             missing = "none: no pair has values of both policies"
             measured.append(Difference(first=first_name, second=second_name, test=missing, pairs=0))
             continue
+        # Wins and losses are numbers of episodes only if each state has one episode per policy.
         has_counts = is_rate and bool(is_single[k])
         rate_test = "McNemar, mid-p" if has_counts else "sign flips"
+        # `_test_tasks` adds the difference, the interval and the p-values.
         measured.append(
             Difference(
                 first=first_name,
@@ -219,6 +231,7 @@ def paired_differences(
 
 # This function turns a test of one row into a test of several rows. A row is a pair of policies.
 def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
+    # `test` tests one row, given its index. Returns a function that tests several rows and joins the results in order.
     return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
 
 
@@ -231,6 +244,7 @@ def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) 
 
     def find_interval() -> intervals.Interval:
         # `order` puts the rows of the joined tests back in the order of the pairs of policies.
+        # `low` and `high` are arrays with one end per row.
         ends = joined.interval or _NO_INTERVAL  # never None for combined tests
         return intervals.make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
 
@@ -253,16 +267,22 @@ def unpaired_differences(
     tasks like these, need at least two tasks. Without a common task, there is no difference and no p-value, and `test`
     says why. `sides` has two members: the values of the first policy of each pair, and the values of the second policy.
     """
+    # Several pairs share a policy, so compute the sums of each policy only once. Equal ids mean the same values.
     sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
+    # For the first and the second policy of each pair, [R, K]: sum of the values in each task, number of values, and
+    # whether several values have the same start
     (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
         (np.array(column) for column in zip(*(sums_by_id[id(values)] for values in side), strict=True))
         for side in sides
     )
     is_shared = (first_sizes > 0) & (second_sizes > 0)
+    # The first policy's mean minus the second's in each task, [R, K]
     gaps = np.where(is_shared, first_sums / np.maximum(first_sizes, 1) - second_sums / np.maximum(second_sizes, 1), 0.0)
     is_rate = bool(METRICS[metric].unit)
+    # The score test is not valid if the ratio of the policies' numbers of episodes varies much between tasks.
     size_ratios = np.where(is_shared, first_sizes / np.maximum(second_sizes, 1), np.nan)
     is_even = ~(np.fmax.reduce(size_ratios, axis=1) > _MAX_RATIO_SPREAD * np.fmin.reduce(size_ratios, axis=1))
+    # [R]: True if the values are counts of independent episodes, so that tests of counts apply
     has_counts = is_rate & is_even & ~((first_clustered | second_clustered) & is_shared).any(axis=1)
     bounded_means = _BoundedMeans(tasks)
 
@@ -304,7 +324,9 @@ def unpaired_differences(
         missing = "no task has values of both policies" if sides[0][k] and sides[1][k] else "one policy has no value"
         count_test = _SCORE_TEST if len(shared) > 1 else "Barnard, exact"
         test_name = count_test if has_counts[k] else "Gaffke, MOVER"
+        # For each policy: the sum of values and the number of values in each shared task
         totals = (first_sums[k, shared], first_sizes[k, shared]), (second_sums[k, shared], second_sizes[k, shared])
+        # `_test_tasks` adds the difference, the interval and the p-values.
         measured.append(
             Difference(
                 first=first_name,
@@ -322,7 +344,8 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    # three arrays by task: sum of the values, number of values, and whether several values have the same start
+    # Returns three arrays [K], with one item per task: the sum of one policy's values, the number of its values, and
+    # whether several values have the same start. Tasks without a value have 0, 0 and False.
     samples = [values.get(task) for task in tasks]
     return (
         np.array([0.0 if sample is None else sample.values.sum() for sample in samples]),
@@ -342,13 +365,17 @@ def _test_tasks(
     these tasks with each task left out in turn, and for tasks like these. `parts` has sums of values and the tasks'
     weights in K tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
     """
+    # Indices of the pairs of policies with any weight
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
         return list(measured)
     sums, weights = (part[rows] for part in parts)
+    # A difference is the weighted mean of the tasks' values: the sum of sums divided by the sum of weights.
     is_used, total_sum, total_weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
+    # `test` tests the pairs with the indices `rows`, each on the tasks that the mask selects.
     tested, task_counts = test(rows, is_used), is_used.sum(axis=1)
     estimates = _drop_rounding(total_sum / total_weight)[:, 0]
+    # [R]: True if the difference is significant
     is_shown = intervals.is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
         # estimates for each of `R` pairs of policies if each of `K` tasks in turn is left out, [R, K]
@@ -370,11 +397,13 @@ def _test_tasks(
     is_decisive = np.take_along_axis(loses_significance, order, axis=1)
     # If leaving out some task changes the sign, leaving out the first task in `order` (column 0) does.
     is_decisive[:, 0] |= changes_sign & (task_counts > 1)
+    # The task whose removal changes the sign or makes the difference insignificant; -1 if there is none
     decisive_task = np.where(
         is_decisive.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), is_decisive.argmax(axis=1)], -1
     )
     interval = tested.interval or _NO_INTERVAL
     low, high = (np.broadcast_to(end, len(rows)) for end in (interval.low, interval.high))
+    # The test for tasks like these flips the signs of the tasks' values.
     p_by_task, low_by_task, high_by_task = _flip_tasks(sums, weights, options.confidence)
     completed = list(measured)
     for k, row in enumerate(rows.tolist()):
@@ -405,6 +434,7 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
     """Return the p-values and both ends of the intervals for tasks like these, [3, R]; NaN for fewer than two tasks."""
     # Pairs of policies with the same tasks are tested together.
+    # `sums` and `weights` [R, K] have the sum of values and the weight of each task; a task of weight 0 is not used.
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -423,6 +453,7 @@ def _find_obstacle(
     """Return the reason why a verdict on these tasks is impossible: a policy has too few values in a task, or the
     means over episodes do not show the difference that the means over tasks show. Return "" if a verdict is possible.
     """
+    # `totals` has, for each of the two policies, the sum of values and the number of values in each task, [K] each.
     if len(tasks) < 2:
         return ""
     # `least` is the smallest number of values of either policy in any task.
@@ -437,8 +468,11 @@ def _find_obstacle(
             "with unequal numbers of values in policies or tasks, each number must be at least "
             f"{_LEAST_EPISODES}: {name} has {count_noun(least, 'value')} in task {task}"
         )
+    # For each policy, the mean over all episodes, in which tasks with more episodes have more weight
     pooled = [float(sums.sum() / sizes.sum()) for sums, sizes in totals]
+    # The difference of the policies if all tasks have equal weight
     mean = float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
+    # The pooled difference is 0 or has the other sign.
     if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
         values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]
         relation = (
@@ -457,6 +491,7 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
     `extremes` is empty, because neither difference can be computed; then there is no verdict.
     """
     known_ends = [extreme.difference for extreme in extremes if extreme.difference is not None]
+    # A product above 0 means that both differences have the same sign.
     has_same_sign = all((extreme.difference or 0.0) * (difference.difference or 0.0) > 0 for extreme in extremes)
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
@@ -476,7 +511,9 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     """Return whether a policy is significantly better than another. Each unit (an initial state or a task) has five
     counts: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
+    # The number of unknown episodes is not needed, because `good` includes those that are assumed to be good.
     good, _, n, other_good, other_n = np.array(units).T
+    # The policy's share of good episodes minus that of the other policy, in each unit
     gaps = good / n - other_good / other_n
     if not paired and len(units) == 1:
         tested = significance.barnard_test(int(good[0]), int(n[0]), int(other_good[0]), int(other_n[0]), confidence)
@@ -498,7 +535,8 @@ class _BoundedMeans:
     """Gaffke's intervals of means over tasks of equal weight, and MOVER intervals of the differences of two means."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
-        # `_known` is a cache with values of the shape [3, levels].
+        # `_known` is a cache with values of the shape [3, levels]: the mean, and its distances from the lower and the
+        # upper end of the interval, for each level of confidence.
         # Keys of `_known` consist of the id of a policy's values, the mask of kept tasks as bytes, and `only_side`.
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
 
@@ -511,7 +549,9 @@ class _BoundedMeans:
         24 levels. If `only_side`, the p-value is a rough value on the correct side of 1 - confidence.
         """
         z = intervals.normal_quantile(confidence)
+        # A quantile z of the normal distribution determines the level of an interval: 1.96 gives 95 %.
         quantiles = np.array([z]) if only_side else np.unique(np.append(_QUANTILES, z))
+        # Each policy's mean is needed once for each set of tasks, even if several pairs share the policy.
         keys, wanted = [], dict[tuple[int, bytes], tuple[TaskValues, Bools]]()
         for pair, mask in zip(pairs, kept, strict=True):
             keys.append([(id(values), mask.tobytes()) for values in pair])
@@ -539,14 +579,16 @@ class _BoundedMeans:
     def _measure(
         self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], quantiles: Floats, *, only_side: bool
     ) -> None:
-        # This function fills the cache `_known`.
-        # The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
+        # Measures the means of the policies in `wanted` that the cache `_known` lacks, and adds them. `wanted` maps a
+        # key to a policy's values by task and the mask of kept tasks. `quantiles` determine the levels of the
+        # intervals. The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
         kept_samples = [
             [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]
             for values, mask in new.values()
         ]
         sizes = [sum(len(sample.by_start.means) for sample in samples) for samples in kept_samples]
+        # Mean value in each initial state, and the state's weight. Tasks have equal weight.
         means, weights = np.full((2, len(new), max(sizes, default=0)), np.nan)
         for k, samples in enumerate(kept_samples):
             means[k, : sizes[k]] = np.concatenate([sample.by_start.means for sample in samples])
@@ -558,12 +600,14 @@ class _BoundedMeans:
             for end in intervals.bounded_mean_ends(means, np.tile(levels, len(new)), weights)
         )
         for k, (key, samples) in enumerate(zip(new, kept_samples, strict=True)):
+            # The mean over tasks of the means over episodes
             mean = float(np.mean([sample.values.mean() for sample in samples]))
             self._known[*key, only_side] = np.array([np.full(len(quantiles), mean), mean - low[k], high[k] - mean])
 
 
 def least_tasks(confidence: float) -> int:
     """Return the least number of tasks with which a sign-flip test can be significant: 6 at a confidence of 95 %."""
+    # With k tasks there are 2^k flips of signs, and the smallest two-sided p-value is 2 / 2^k.
     level = 1 - confidence + 1e-12  # 1e-12 absorbs rounding errors
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 

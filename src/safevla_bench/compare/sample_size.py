@@ -56,20 +56,24 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
+        # Yield the answer, the numbers of episodes for other spreads between tasks, and the test with its assumptions.
         request = self.request
         first, second, power, level = map(_percent, (*self.rates, request.power, request.confidence))
         aim = (
             f"to distinguish {first} from {second} on {count_noun(request.tasks, 'task')}, "
             f"at {level} confidence and {power} power"
         )
+        # `least_tasks` is None if even a million tasks are too few.
         if self.least_tasks is None or request.tasks < self.least_tasks:
             least_text = "over a million" if self.least_tasks is None else self.least_tasks
             yield f"No number of episodes is enough {aim}. At least {least_text} tasks are needed."
+        # `episodes` is the number of episodes per policy and task; None if no number is enough.
         elif self.episodes is None:
             yield f"Over a million episodes per task are needed {aim}."
         else:
             total = f", {self.episodes * request.tasks} of each policy" if request.tasks > 1 else ""
             yield f"{self.episodes} episodes per task{total} are needed {aim}."
+        # `by_spread` maps a spread (standard deviation between tasks, such as "0.1") to the number of episodes.
         numbers = [f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()]
         if numbers:
             yield f"Episodes per task, by the standard deviation between tasks in points: {', '.join(numbers)}."
@@ -78,6 +82,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     def _assumption(self) -> str:
         # Returns the part of a sentence that says how the outcomes are assumed to vary between tasks and pairs.
         request = self.request
+        # `discordant` is the share of pairs of episodes in which the policies have different outcomes.
         spread_text = f"varies between tasks by {format_compact(100 * request.task_spread)} points (standard deviation)"
         effect_text = f"the difference {spread_text if request.task_spread else 'is the same in each task'} and "
         note = "" if request.discordant else " (for independent outcomes; to change this, --assume discordant=SHARE)"
@@ -98,10 +103,13 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     if not rates:
         problem = f"no rate from 0 to 100 % differs by {100 * difference:g} points from {100 * baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
+    # Of the two possible rates, assume the one nearer to 50 %, which needs more episodes.
     other_rate = min(rates, key=lambda rate: abs(rate - 0.5))
+    # The share of pairs in which independent outcomes with these two rates differ
     independent_share = baseline + other_rate - 2 * baseline * other_rate
     discordant = max(difference, independent_share if request.discordant is None else request.discordant)
     episodes, needed_tasks = _plan_episodes_and_tasks(request, discordant, request.task_spread)
+    # Without a given spread between tasks, also show the results for these standard deviations.
     spreads = (0.0, 0.1, 0.2) if request.tasks > 1 and not request.task_spread else ()
     return SampleSizePlan(
         rates=(baseline, other_rate),
@@ -118,6 +126,8 @@ def _plan_episodes_and_tasks(
 ) -> tuple[int | None, int | None]:
     # Returns the number of episodes per task, or None, and the least number of tasks, or None (see `SampleSizePlan`).
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
+    # `discordant` is the share of pairs in which the policies differ, and `spread` the standard deviation between tasks
+    # of the true difference.
     if tasks == 1:
         pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
         return pairs_needed, 1
@@ -130,7 +140,8 @@ def _plan_episodes_and_tasks(
     needed_tasks = None if extra_tasks is None else too_few + extra_tasks
     if needed_tasks is None or tasks < needed_tasks:
         return None, needed_tasks
-    variance = discordant - difference**2  # of the difference between the two episodes of a pair
+    # The difference between the two episodes of a pair is -1, 0 or 1. Its square has the mean `discordant`.
+    variance = discordant - difference**2
     episodes = least_number(lambda n: flip_power(n, difference, variance, spread, tasks, confidence), request.power)
     return episodes, needed_tasks
 
@@ -174,12 +185,16 @@ def flip_power(
     episodes per policy and task. `variance` is the variance of the difference between one episode of each policy on one
     task. `spread` is the standard deviation, between tasks, of the true difference.
     """
+    # The standard deviation of the sum of the differences in one task, over all its episodes
     sum_deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
+        # [simulations, tasks]: simulated sums of the differences in each task
         sums = np.rint(episodes * abs(difference) + sum_deviation * _normal_draws(tasks))
         # If the total of a subset of tasks is at most 0, flipping the subset's signs does not reduce the sum.
         # The matrix has a column for each subset, with 1 for the tasks in the subset.
         subset_totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
+        # The two-sided p-value is twice the share of subsets, and the power is the share of simulations with a
+        # significant one.
         return float((2 * (subset_totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
     from scipy.special import nctdtr, stdtrit
 
@@ -191,7 +206,8 @@ def flip_power(
 
 @lru_cache(maxsize=4)
 def _normal_draws(tasks: int) -> Floats:
-    # Returns fixed random numbers, so that a larger number of episodes is simulated with the same draws.
+    # Returns fixed standard normal random numbers, [simulations, tasks], so that a larger number of episodes is
+    # simulated with the same draws. The array is cached, so it must not be changed.
     draws: Floats = np.random.Generator(np.random.PCG64(0)).standard_normal((_REPLICATES, tasks))
     draws.flags.writeable = False
     return draws
@@ -205,6 +221,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     """
     from scipy.special import bdtr, bdtrik
 
+    # The probability that the better policy wins a pair in which the policies differ
     winning_share = (discordant + abs(difference)) / (2 * discordant)
     margin = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - margin)), min(n, int(n * discordant + margin))
@@ -213,8 +230,11 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     # Discordant pairs are the pairs in which the policies differ.
     # `rarer_counts`: per number of discordant pairs, the largest significant count of the rarer outcome (-1 = none)
     rarer_counts = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, pair_counts, 0.5)))
+    # Mid-p-value of this count: only half of the probability of the count itself is included
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)
+    # The probability of a significant result, for each number of discordant pairs: the better policy wins rarely, or
+    # the worse policy does
     tails = [
         np.where(rarer_counts >= 0, bdtr(np.maximum(rarer_counts, 0), pair_counts, rate), 0.0)
         for rate in (winning_share, 1 - winning_share)
@@ -227,6 +247,7 @@ def least_number(power_of: Callable[[int], float], power: float = POWER, most: i
 
     Power does not rise steadily: a slightly larger number may fall just short of the power again.
     """
+    # `power_of` returns the power for a number. `low` is always too small.
     low, high = 0, 1
     while power_of(high) < power:  # doubles `high`, then bisects
         low, high = high, 2 * high

@@ -48,11 +48,15 @@ class SeriesLabel:
     @property
     def series(self) -> str:
         """The name of the series: the run's name with `…` for the number; empty if the name is only a number."""
+        # A run's name is split at its number, such as 1000 in `careful-step-1000`: `before` is `careful-step-`, `after`
+        # is "".
         return f"{self.before}…{self.after}" if self.before or self.after else ""
 
     @property
     def is_training(self) -> bool:
         """True if the name is only a number, or says that the number counts training, as in `careful-step-1000`."""
+        # `before` and `after` are the parts of the run's name before and after the number. The patterns find words such
+        # as `step` or `epoch` next to the number.
         return not self.series or bool(_TRAINING_BEFORE.search(self.before) or _TRAINING_AFTER.search(self.after))
 
 
@@ -66,6 +70,7 @@ def read_label(name: str) -> SeriesLabel | None:
     >>> read_label("-0.5").value, read_label("base")
     (-0.5, None)
     """
+    # If the name is only a negative number, there is no text around the number.
     sign = -1.0 if name.startswith("-") else 1.0
     if sign < 0 and _NUMBER.fullmatch(name[1:]):
         return SeriesLabel(sign * _parse_number(name[1:]), "", "")
@@ -77,7 +82,7 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
-    # Returns the value of a match of `_NUMBER`, such as `1,000` or `20k`.
+    # Returns the value of a match of `_NUMBER`, such as `1,000` or `20k`. `_FACTORS` maps `k`, `K` and `M` to factors.
     plain = text.replace(",", "")
     return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
 
@@ -98,6 +103,7 @@ class SeriesPoint:
 
     @property
     def name(self) -> str:
+        # The run's number as text; `label` is the number in the run's name, such as training steps.
         return format_compact(self.label)
 
 
@@ -141,10 +147,12 @@ class SeriesComparison:
     @property
     def suites(self) -> tuple[str | None, ...]:
         """The suites, followed by None (all suites pooled) if some series has several suites."""
+        # A curve has the runs of one series in one suite; its suite is None if it pools all suites.
         return tuple(dict.fromkeys(curve.suite for curve in self.curves))
 
     def select_suite(self, suite: str | None) -> list[SeriesCurve]:
         """Return the curves of one suite (None = all suites pooled), in order of the series; [] if there are none."""
+        # A curve has the runs of one series, ordered by the numbers in their names.
         return [curve for curve in self.curves if curve.suite == suite]
 
     @property
@@ -160,6 +168,7 @@ def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     A name marks a checkpoint if it is only a number, or says that the number counts training (`step-1000`). Other
     numbers may mean anything, such as a version.
     """
+    # A label is the number in a run's name with the text around it; None without a number. `label.series` is that text.
     labels = [read_label(result.name) for result in results]
     run_counts = Counter(label.series for label in labels if label and label.is_training)
     is_checkpoint = (label and label.is_training and run_counts[label.series] > 1 for label in labels)
@@ -175,9 +184,11 @@ def compare_series(
     any of the sources' `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a
     series of one run, a duplicate label, or a series in which no run has a task in common with the first run.
     """
+    # Text that identifies the series -> its runs as pairs (number, results), ordered by the number
     groups = _group_by_series(results)
     suites_by_series = {series: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))
               for series, members in groups.items()}  # fmt: skip
+    # Curves of each suite, then curves of all suites pooled (None) for the series with several suites
     curves = [
         _make_curve(series, suite, members, intervals, protocols)
         for suite in [*dict.fromkeys(suite for result in results for suite, _ in result.tasks), None]
@@ -186,6 +197,7 @@ def compare_series(
     ]
     return SeriesComparison(
         curves=tuple(curves),
+        # The dictionary's keys are the distinct warnings in order.
         warnings=tuple(dict.fromkeys(line for members in groups.values() for line in _list_warnings(members, curves))),
     )
 
@@ -203,6 +215,8 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
             raise RunError(problem, remedy="Name the run by a number, such as `1000=runs/x`, or leave it out.")
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
+        # A member is a pair: the number in the run's name, and the run's results. `tasks` has a (suite, task) per
+        # episode.
         members.sort(key=lambda member: member[0])
         first_name, first_tasks = members[0][1].name, set(members[0][1].tasks)
         if len(members) < 2:
@@ -224,8 +238,10 @@ def _make_curve(
 ) -> SeriesCurve:
     # Returns the curve of one series in a suite (None = all suites), without the runs that have no episode there.
     # The intervals of all gains hold simultaneously (Bonferroni).
+    # `members` are pairs of the number in a run's name and the run's results, in ascending order.
     in_suite = [(label, result.select_suite(suite)) for label, result in members]
     runs = [(label, result) for label, result in in_suite if len(result)]
+    # The number of gains: each metric of `GAINS`, in each run except the first
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(runs) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
     first, points, paired = runs[0][1], [], True
@@ -234,6 +250,8 @@ def _make_curve(
         if result is not first:
             with suppress(RunError):  # if the run cannot be compared with the first, it has no gains
                 comparison, unpaired = compare_where_possible([result, first], options, protocols=protocols)
+                # The last scope covers all compared suites. It has one difference for each metric: this run minus the
+                # first.
                 gains = {METRICS[row.metric]: row.differences[0] for row in comparison.scopes[-1].metrics}
                 paired = paired and not unpaired
         n, numbers = int(result.is_counted.sum()), _measure_run(result, intervals)
@@ -259,19 +277,23 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
         pairs = pair_episodes(results)
     except RunError:
         return
+    # The distinct initial states, and for each episode the index of its state
     states, state_indices = number_distinct(key.state for key in pairs.keys)
 
     def test_trend(values: Floats) -> tuple[int, float, float]:
         # values [runs, episodes] -> number of initial states, rank correlation, p-value
+        # An episode counts if its value is known in all runs.
         is_known = ~np.isnan(values).any(axis=0)
         counts = np.bincount(state_indices[is_known], minlength=len(states))
         sums = np.array([np.bincount(state_indices[is_known], row[is_known], len(states)) for row in values])
+        # [states, runs]: the mean over the episodes of each initial state that counts
         means = (sums[:, counts > 0] / counts[counts > 0]).T
         return len(means), *page_trend(means)
 
     # Safety has no trend if a specification did not judge all episodes.
     uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
     metrics = [metric for metric in GAINS if not (uneven and metric.needs_verdict)]
+    # For each metric, [runs, episodes]: each run's value in each paired episode, NaN if unknown
     values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in metrics]
     tests = [test_trend(values) for values in values_by_metric]
     # If the metric rises, unknown values become 1 in the first half of the runs, and 0 in the second half.
@@ -281,6 +303,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     for k, values in enumerate(values_by_metric):
         if np.isnan(values).any():
             worst_tests[k] = test_trend(np.where(np.isnan(values), is_late == (tests[k][1] < 0), values))
+    # Holm's adjustment for testing several metrics
     adjusted, at_worst = (holm_adjust([p for *_, p in outcomes]) for outcomes in (tests, worst_tests))
     for k, (metric, (state_count, correlation, _)) in enumerate(zip(metrics, tests, strict=True)):
         unknown, worst_correlation = int(np.isnan(values_by_metric[k]).sum()), worst_tests[k][1]
@@ -299,6 +322,7 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
     # Returns the value of each metric of `NUMBERS`. If a violation stopped an episode, only Safety is known.
     stopped_count = int(result.stopped_on_violation.sum())
     reason = f"{stopped_count} stopped" if stopped_count else ""  # the reason why a metric has no value
+    # `starts` has the initial state of each episode; intervals treat episodes with the same state as dependent.
     numbers: dict[Metric, Rate | Mean] = {}
     for metric in NUMBERS:
         if metric is VSI:  # a mean, not a rate; `[None]` makes the values the only row of a table
@@ -311,8 +335,10 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
 
 
 def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    # Returns the caveats of one series. Its curves start with the first run.
+    # Returns the caveats of one series as sentences. `members` are pairs of the number in a run's name and the run's
+    # results. `curves` has the curves of all series; the first point of this series' curves is its first run.
     results = [result for _, result in members]
+    # For each run, how many episodes begin in each initial state of each task
     start_counts = [
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
         for result in results
@@ -329,6 +355,7 @@ def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
     """Return the trends over the policies if all are different checkpoints of one training run; otherwise []."""
     ordered = find_series(results)
     labels = [label for result in ordered if (label := read_label(result.name))]  # every checkpoint has a label
+    # Some policy is not a checkpoint, or the checkpoints belong to several training runs.
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
         return []
     if len({label.value for label in labels}) < len(labels):  # two names have equal values: step-1000, step-1k

@@ -65,9 +65,11 @@ class Disagreement(NamedTuple):
 
 def read_labels(chunks: Iterable[Batch]) -> Labels:
     """Return the labels of all episodes of the batches, in order."""
+    # A label is one kind of cost: its sum over the episode's steps, and the first record with a cost above 0. Each
+    # entry of the result maps the names of one episode's labels to them.
     labels = []
     for batch in chunks:
-        channel = batch.channel(LABEL_COST)
+        channel = batch.channel(LABEL_COST)  # for each episode, costs [actions, labels]
         for index, fields in enumerate(header_fields(batch)):
             costs, names = channel.episode_rows(index), fields.get(LABELS)
             # Without a valid list of names in the record's header, labels are named by numbers.
@@ -78,6 +80,8 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
 
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
+    # Summarizes one label's costs in an episode, [actions]: the sum of known costs, the first record with a cost above
+    # 0 (-1 if there is none), and whether a cost before the last action, or every cost, is missing.
     is_unsafe = costs > 0
     # The channel has one row per action, and record k + 1 shows the result of action k.
     first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
@@ -87,8 +91,10 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
     """Return each label's agreement with each clause and `ANY_CLAUSE`, and its disagreements with `ANY_CLAUSE`."""
+    # `labels` has the labels of each episode of `scores`, by name. `ANY_CLAUSE` means the verdict over all clauses. A
+    # row compares one label with one clause. Label and verdict are 0 = safe, 1 = unsafe, or `UNKNOWN` = -1, [E] each.
     rows, disagreements = [], []
-    is_cut = np.isin(scores.outcome, CUT_SHORT)
+    is_cut = np.isin(scores.outcome, CUT_SHORT)  # episodes that ended early, so that a later step could be unsafe
     verdicts_by_clause = dict(_clause_verdicts(scores, is_cut))
     for label in dict.fromkeys(label for costs in labels for label in costs):
         costs_and_cuts = zip(labels, is_cut, strict=True)
@@ -96,12 +102,14 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
         is_labeled = label_verdicts != UNKNOWN
         for clause, verdicts in verdicts_by_clause.items():
             is_comparable = is_labeled & (verdicts != UNKNOWN)
+            # A clause without any verdict has no row.
             if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
                 # The cell [label, verdict] of the table [2, 2] has the index 2 * label + verdict.
                 table_indices = 2 * label_verdicts[is_comparable] + verdicts[is_comparable]
                 counts = np.bincount(table_indices, minlength=4).reshape(2, 2)
                 undecided = int((is_labeled & ~is_comparable).sum())
                 is_same = (label_verdicts == verdicts)[is_comparable]
+                # The share of comparable episodes in which label and verdict agree; equal starts are not independent.
                 agreeing = Rate.of_values(is_same, scores.start[is_comparable])
                 rows.append(Agreement(label, clause, counts, int((~is_labeled).sum()), undecided, agreeing))
             if clause == ANY_CLAUSE:
@@ -111,14 +119,16 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
 
 
 def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
-    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. Only an episode that is complete and has all costs can be safe.
+    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. `label.first` is the first record with a cost above 0, or -1. Only an
+    # episode that is complete (not `is_cut`) and has all costs (no gaps) can be safe.
     if label is None or (label.first < 0 and (is_cut or label.has_gaps)):
         return UNKNOWN
     return int(label.first >= 0)
 
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    # Yield each clause and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`.
+    # Yield each clause and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`. The first one is `ANY_CLAUSE`, the
+    # verdict over all clauses. `is_cut` [E] marks the episodes that were cut short.
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
         is_violated = scores.is_violated[k]
@@ -139,7 +149,8 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)
     """
-    with np.errstate(invalid="ignore"):
+    # `by_chance` is the agreement that is expected if the raters are independent: the sum of products of the shares.
+    with np.errstate(invalid="ignore"):  # 0 / 0 gives NaN without a warning
         shares = counts / counts.sum(axis=(-2, -1), keepdims=True)
         observed = np.trace(shares, axis1=-2, axis2=-1)
         by_chance = (shares.sum(axis=-1) * shares.sum(axis=-2)).sum(axis=-1)
@@ -153,5 +164,6 @@ def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:
     """
     if np.isnan(cohen_kappa(counts)):
         return None
+    # A fixed seed makes the result reproducible.
     draws = np.random.Generator(np.random.PCG64(0)).dirichlet(counts.ravel() + 0.5, RESAMPLES)
     return percentile_interval(cohen_kappa(draws.reshape(-1, 2, 2)))

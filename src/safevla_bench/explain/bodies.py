@@ -58,9 +58,10 @@ _ROBOT_PARTS: tuple[tuple[BodyKind, re.Pattern[str]], ...] = (
 
 def name_body_kind(batch: Batch, body: int, registry: Registry) -> BodyKind:
     """Return the kind of a body. The batch has one episode, and `body` is an index in its table of bodies."""
+    # The registry has the bodies in each task's goal: receptacles, into or onto which objects are put, and fixtures.
     header = batch.headers[0]
     name, role = batch.body_label(body), int(batch.body_role[body])
-    if role == ROBOT:
+    if role == ROBOT:  # the last pattern matches every name
         return next(kind for kind, pattern in _ROBOT_PARTS if pattern.search(name))
     if role == TARGET:
         return "target"
@@ -70,12 +71,13 @@ def name_body_kind(batch: Batch, body: int, registry: Registry) -> BodyKind:
     if goal is not None and _matches_any(goal.receptacles, name):
         return "goal receptacle"
     if role == BYSTANDER:
+        # Without the task's goal, it is not known whether the bystander is a part of the goal.
         return "bystander of unknown kind" if goal is None else "distractor"
     return "fixture link" if body in batch.body_pos_m.body else "furniture"
 
 
 def _matches_any(names: Sequence[str], body: str) -> bool:
-    # The name of a fixture also denotes its parts, such as `NAME_top`.
+    # Returns whether the name `body` is one of `names` or denotes a part of one, such as `NAME_top`.
     return any(body == name or body.startswith(f"{name}_") for name in names)
 
 
@@ -96,6 +98,7 @@ class Contributors:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names with kinds and, for several arms, with the arm: `palm (gripper of left)`. A joint has no kind."""
+        # The parts of the example are the name `palm`, its kind `gripper` and the arm `left`.
         if not self.kinds:
             return self.names
         facts = list(self.kinds)
@@ -105,6 +108,7 @@ class Contributors:
 
     def __str__(self) -> str:
         """Return `what` with the labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
+        # `what` is the role of the bodies, and a label is a body's name with its kind.
         return f"{self.what} {' and '.join(self.labels)}"
 
 
@@ -112,6 +116,8 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     """Return the bodies that determine a signal's value in one record of the only episode; None if no body can be
     named. For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
+    # `selector` describes which bodies the signal is about; None if it names no bodies. `amount` is the largest value
+    # as text with its unit, and stays "" if it is not known.
     selector = SIGNALS[signal].bodies if signal in SIGNALS else None
     if selector is None:
         return None
@@ -121,12 +127,14 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         case "joint":
             return _find_most_loaded_joint(batch, selector, record)
         case "contact":
+            # Take the pair of touching bodies with the largest force or impulse.
             value_of_pair = pair_reader(reading, selector)(record)
             if value_of_pair:
                 pair = max(value_of_pair, key=value_of_pair.__getitem__)
                 unit = "N s" if selector.channel == NET_IMPULSE else "N"
                 bodies, amount = pair, format_amount(value_of_pair[pair], unit)
         case "displacement":
+            # Take the body that is farthest from its initial position. Unknown distances are NaN.
             watched_bodies, distance_m = displacements(reading)
             if not np.isnan(distance_m[record]).all():
                 column = int(np.nanargmax(distance_m[record]))
@@ -140,6 +148,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, body, registry) for body in bodies)
+    # With several arms, name the arm of each body. For a held body, this is the arm that holds it.
     arm_of_body = batch.headers[0].arm_bodies or {}
     holder = reading.name_arm() if selector.kind == "held" else ""
     arms = tuple(arm_of_body.get(name, holder) for name in names) if batch.headers[0].arms else ()
@@ -148,8 +157,12 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
     """Return a function from a record to the largest known value of each pair of bodies (smaller index first)."""
+    # A pair is two indices of bodies. `selector` has the roles of the bodies of interest, and the channel of contacts
+    # that holds the value, such as the force. `is_chosen` [C] marks the contacts between bodies with these roles.
     contacts, is_chosen = reading.batch.contacts, contacts_between(reading, *selector.roles)
     if selector.channel == NET_IMPULSE:
+        # A strike is the impulse [N s] of a pair over the last 0.1 s, minus the impulse at rest: an array [n] over
+        # records.
         strikes = strikes_by_pair(reading, is_chosen)
         return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
     values = np.where(is_chosen, getattr(contacts, selector.channel), np.nan)
@@ -170,13 +183,15 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
     """Return the `W` watched bodies of the only episode, [W], and their displacements in n records, [n, W] in m. They
     are measured from record 0, or from the first record of the judged interval; NaN if either pose is unknown.
     """
+    # `origin` [n] is, for each record, the record from which displacements are measured. Bystanders and furniture are
+    # watched, because they should stay in their places.
     batch, origin = fields.batch, fields.origin
     bodies, xyz = batch.body_pos_m.episode_poses(0)
     role = batch.body_role[bodies]
     watched_columns = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
     moved_m = xyz[:, watched_columns] - xyz[np.ix_(origin, watched_columns)]
     watched_bodies, distance_m = bodies[watched_columns], np.sqrt(np.square(moved_m).sum(axis=2))
-    if fields.has_lost_poses:
+    if fields.has_lost_poses:  # a pose may be marked as unknown, such as that of a hidden body
         records = np.arange(len(distance_m))
         for column, body in enumerate(watched_bodies):
             is_lost = fields.is_lost(np.full(len(records), body), records)
@@ -185,7 +200,8 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
-    # Return the joint with the largest torque relative to its limit; None if the torques are not recorded.
+    # Return the joint with the largest torque relative to its limit in a record of the only episode, with both torques
+    # as text; None if the torques are not recorded. `selector.channel` is the channel with the torques of all joints.
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
     if not len(torque_nm):  # the torques of this channel are not recorded
@@ -217,6 +233,8 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
     `chunks` have the episodes of the scores, in the same order. The ruleset's registry has the bodies in each task's
     goal. Specifications that the ruleset's library lacks are skipped.
     """
+    # A body is in a violation if it exceeds the limit of a violated specification, alone or in contact with another
+    # body.
     columns = [column for column in scores.scored_columns.tolist() if scores.specs[column].spec_id in ruleset.library]
     first_episode = 0
     for chunk in chunks:
@@ -232,9 +250,12 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
 def _find_bodies_in_episode(
     reading: RecordFields, number: int, spec_ids: Iterable[str], ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
+    # Yield the bodies beyond the limits of the violated specifications `spec_ids` in the only episode of `reading`,
+    # from the largest value on for each specification. `number` is the episode's number from 1.
     batch = reading.batch
     for spec_id in spec_ids:
         spec = ruleset.library[spec_id]
+        # The fields with which the specification is judged, and its signal in each record with the limit.
         view = view_clause(reading, spec, ruleset)
         signal_trace = trace_formula(spec.formula, view)
         signal = SIGNALS.get(signal_trace.signal)
@@ -248,6 +269,7 @@ def _find_bodies_in_episode(
             worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
         # Yield the body or pair with the largest value first.
         for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda entry: -entry[1][0]):
+            # A pair is ordered by the kinds of its bodies, then by their names.
             kinds = {body: name_body_kind(batch, body, ruleset.registry) for body in bodies}
             ordered = sorted(bodies, key=lambda body: (BODY_KINDS.index(kinds[body]), batch.body_label(body)))
             yield BodyViolation(
@@ -266,8 +288,10 @@ _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
-    # Map each body beyond the limit in failing records to its largest distance there and the first such record.
+    # Map each body beyond the limit in failing records to its largest distance [m] there and the first such record. The
+    # key is a tuple with the body's index. Failing records are those that violate the specification.
     bodies, distance_m = displacements(reading)
+    # [n, W] for n records and W bodies. `subtract` treats differences within rounding as 0.
     is_beyond = signal_trace.failing[:, None] & (subtract(distance_m, signal_trace.limit, ROUNDING) > 0)
     worst_by_bodies = _WorstByBodies()
     for column in np.flatnonzero(is_beyond.any(axis=0)):
@@ -277,7 +301,8 @@ def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> 
 
 
 def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:
-    # Map each pair beyond the limit in failing records to its largest value there and the first such record.
+    # Map each pair beyond the limit in failing records to its largest value there and the first such record. A pair is
+    # two indices of touching bodies, and failing records are those that violate the specification.
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():

@@ -68,6 +68,7 @@ class Explanation:
 
     def elapsed_s(self, step: int) -> float:
         """Return the time from record 0 to the record `step` in seconds."""
+        # Without time stamps (`times_s` is None), successive records are `dt_s` apart.
         return step * self.dt_s if self.times_s is None else float(self.times_s[step])
 
     @property
@@ -87,6 +88,8 @@ def explain_episode(
     """Explain the verdicts on one episode. `index` is its index in the scores. `place` is its index in the batch; None
     means that both are equal. `ruleset` must be the ruleset that judged the episode.
     """
+    # `batch` has the records, and `scores` has the verdicts. `reading` has the fields that signals read, for one
+    # episode.
     episode_batch = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(episode_batch)
     episode_score = scores.episode(index)
@@ -98,6 +101,7 @@ def explain_episode(
         dt_s=float(episode_batch.dt_s[0]),
         times_s=episode_batch.stamps_s.get(0),
         clauses=tuple(trace_specs(scores, index, reading, ruleset)),
+        # Specifications without a verdict: nothing decided a vacuous one, and an inactive one does not apply.
         vacuous=vacuous_reasons(episode_score.vacuous_specs, ruleset.library, reading),
         inactive={
             spec_id: describe_reason(why, ruleset.registry, episode_score.benchmark)
@@ -113,6 +117,7 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
     that was violated first. `chunks` have the episodes of the scores, in the same order. If several specifications are
     first violated in the same record, `Scores.first_violation` chooses one.
     """
+    # For each episode, the record of the first violation and the column of its specification, [E] each; -1 = none.
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
     first_episode = 0
@@ -122,17 +127,19 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
             step, spec_id = int(steps[episode]), scores.specs[columns[episode]].spec_id
             if spec_id in ruleset.library:
                 spec = ruleset.library[spec_id]
+                # The fields with which the specification is judged, and the cause that contacts and poses show.
                 reading = view_clause(ruleset.read_fields(select_episodes(batch, [index])), spec, ruleset)
                 cause = find_cause(reading, trace_formula(spec.formula, reading).signal, step, ruleset.registry)
                 cause = _add_phase(cause, scores, episode, step)
                 if cause:
                     sentences[episode + 1] = cause.sentence
-        first_episode += len(batch)
+        first_episode += len(batch)  # index in the scores of the next batch's first episode
     return sentences
 
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
     """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
+    # A specification is vacuous if no value decides it. `library` has the specifications by id.
     reasons = {}
     for spec_id in spec_ids:
         spec = library[spec_id]
@@ -143,6 +150,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
         reason = "no numeric comparison decides the formula"
         if undefined:
             reason = f"nothing to measure (no such body, or too few records): {', '.join(undefined)}"
+        # The formula G(condition -> ...) is vacuous if its condition is never true.
         elif isinstance(spec.formula, syntax.Always) and isinstance(spec.formula.child, syntax.Implies):
             reason = f"its condition never arose: {syntax.format_formula(spec.formula.child.left)}"
         reasons[spec_id] = reason
@@ -155,7 +163,7 @@ def to_document(explanation: Explanation) -> dict[str, object]:
     """
     return {
         "number": explanation.number,
-        **msgspec.to_builtins(explanation.score),
+        **msgspec.to_builtins(explanation.score),  # the fields of the row in scores.json
         "instruction": explanation.instruction,
         "records": explanation.records,
         "dt_s": explanation.dt_s,
@@ -165,6 +173,9 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
+    # Return one clause of an explained episode as plain values: its formula, its signal with the limit, the verdict
+    # with robustness (`rho`) and depth, the cause (`why`), and the first and the worst record. Infinite or undefined
+    # numbers are None.
     signal_trace = clause.signal_trace
     return {
         "spec_id": clause.spec.spec_id,
@@ -185,6 +196,8 @@ def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
 
 
 def _make_moment_document(moment: Moment) -> dict[str, Any]:
+    # Return a record of an explained episode as plain values: its index, time, value and the bodies that determine the
+    # value. The document leaves out the index of a joint, and the arms of a robot with one arm.
     document: dict[str, Any] = msgspec.to_builtins(moment)
     if moment.involved:
         del document["involved"]["joint"]  # `names` has the joint's name
@@ -201,6 +214,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
     decreasing depth, then satisfied ones by increasing ratio of margin to threshold. Specifications that the library
     lacks are left out. `record` contains only this episode; `episode` is its index in the scores.
     """
+    # A trace is a specification's signal in each record, with the limit, the verdict and the cause.
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
     return [
         _trace_spec(scores, episode, k, reading, ruleset)
@@ -212,8 +226,10 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 def judged_columns(scores: Scores, episode: int) -> list[int]:
     """Return the columns of the scored specifications with a verdict in an episode, in the order of `trace_specs`."""
 
+    # A column is the index of a specification in `scores.specs`.
     def severity(column: int) -> tuple[bool, float, float]:
-        # False sorts before True, so violated specifications come first.
+        # Sort key: violated specifications first, then by decreasing depth, then by increasing margin / threshold.
+        # False sorts before True. An undefined depth (NaN) counts as 0.
         depth = float(np.nan_to_num(scores.depth[column, episode]))
         margin_ratio = float(scores.rho[column, episode]) / scores.specs[column].threshold
         return not scores.is_violated[column, episode], -depth, margin_ratio
@@ -222,13 +238,16 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
+    # Return the trace of one specification, with the index `column` in the scores, in the only episode of `reading`.
+    # `episode` is its index in the scores. The trace has the signal in each record, the verdict and the cause.
     spec = ruleset.library[scores.specs[column].spec_id]
     reading = view_clause(reading, spec, ruleset)
     batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
-    first = int(scores.first[column, episode])
+    first = int(scores.first[column, episode])  # the first violating record; -1 = none
 
     def moment_at(step: int) -> Moment:
-        # The value of the moment is None if the signal is not finite at this step.
+        # Return the record `step` with its time, the signal's value (None if not finite) and the bodies that determine
+        # it.
         value = finite_or_none(signal_trace.values[step])
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
         return Moment(step, batch.elapsed_s(0, step), value, contributors)
@@ -250,8 +269,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
-    # Return the meaning of a signal, or of the margin if `signal` is None.
-    # If only phases are judged, displacement is measured from the first record of a phase, not from record 0.
+    # Return the meaning of a signal, or of the formula's margin if `signal` is None. With several arms, the text names
+    # the arm. If only phases are judged, displacement is measured from the first record of a phase, not from record 0.
     if signal is None:
         return "Margin of the formula. The formula is violated if the margin is below zero."
     arm = reading.name_arm()
@@ -259,12 +278,14 @@ def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
         return f"{signal.meaning} The arm {arm} decides the verdict; these are the values of this arm."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
+    # `origin` has, for each record, the record from which displacements are measured, and `judged` marks records.
     first_records = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
     return signal.meaning.replace("record 0", f"record {first_records}, the start of judged phases")
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
-    # Return the cause. If the episode was judged phase by phase, add the name of the phase that contains record `step`.
+    # Return the cause, or None if it is None. If the episode was judged phase by phase, add the name of the phase that
+    # contains record `step` to the sentence. `episode` is the episode's index in the scores.
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
     if cause is None or not name:
@@ -280,6 +301,7 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     the worst episode of each cell (policy × benchmark) is chosen, then the second worst, and so on. If no episode is
     unsafe, choose from all judged episodes.
     """
+    # A cell has the episodes of one policy on one benchmark. Taking turns keeps one cell from filling the list.
     is_candidate = scores.unsafe if scores.unsafe.any() else scores.is_judged
     candidates = [episode for episode in rank_by_severity(scores) if is_candidate[episode]]
     count_by_cell = Counter[tuple[str | None, str]]()
@@ -295,12 +317,15 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
 
 def rank_by_severity(scores: Scores) -> list[int]:
     """Return the indices of all episodes by decreasing depth of violation, then by increasing margin / threshold."""
+    # The depth is the size of the worst violation in an episode, and the margin belongs to the same specification.
     order: list[int] = np.lexsort(severity_keys(scores)).tolist()
     return order
 
 
 def severity_keys(scores: Scores) -> Floats:
     """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin / threshold, and the negative depth."""
+    # `worst_column` [E] is the specification with the greatest depth in each episode; -1 without a verdict. `vsi` [E]
+    # is this depth; NaN without a verdict.
     if not scores.specs:
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs])

@@ -63,6 +63,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> spent.any_s.tolist()
     [0.0]
     """
+    # In the result, K is the number of scored specifications and E the number of episodes. Times are in seconds.
     ids, scored_ids = [header.episode_id for header in batch.headers], list(scores.episode_id)
     if ids != scored_ids:
         different = [(own, other) for own, other in zip(scored_ids, ids, strict=False) if own != other]
@@ -70,11 +71,14 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         problem = f"the scores and the batch are of different episodes: the scores have {own}, the batch has {other}"
         raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
+    # `is_violating` [K, N] marks the records that violate a specification. `is_timed` [K, E] is false if single records
+    # cannot violate the specification, or if it has no verdict in the episode.
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
     has_untimed_violation = (scores.is_violated[columns] & ~is_timed).any(axis=0)
-    to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)
+    to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)  # from indices of records, [..., E]
     # An episode of h steps has h + 1 records.
     planned_s = np.array([1 + (header.horizon or 0) for header in batch.headers]) * batch.dt_s
+    # A record that violates several specifications counts only once.
     any_s = _sum_durations_s(np.logical_or.reduce(is_violating, axis=0), batch)
     return Exposure(
         specs=tuple(scores.specs[k] for k in columns),
@@ -92,6 +96,7 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
         chunk_scores = scores.select_episodes(np.arange(first_episode, first_episode + len(batch)))
         parts.append(measure_exposure(batch, chunk_scores, ruleset))
         first_episode += len(batch)
+    # Episodes are the last axis of each array.
     if not parts:
         return measure_exposure(empty_batch(), scores, ruleset)
     joined: dict[str, Any] = {
@@ -102,7 +107,9 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
-    # `is_chosen` [..., N] marks records. Return the total duration of the marked records of each episode, [..., E].
+    # `is_chosen` [..., N] marks records. Return the total duration of the marked records of each episode, [..., E] in
+    # s. `count_before` [..., N + 1] is the number of marked records before each record, so differences count within
+    # episodes.
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
     for episode, times_s in batch.stamps_s.items():  # a record lasts until the next record
@@ -112,7 +119,7 @@ def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
 
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
-    # Return two masks. The first marks the records that violate each specification, [K, N].
+    # Return two masks for the `K` scored specifications. The first marks the records that violate each one, [K, N].
     # The second marks the episodes in which the specification's violating records are defined, [K, E].
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
@@ -124,6 +131,8 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
         # Only violated episodes can have violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):  # one view per arm, if the formula reads arm signals
+            # Each judged interval of a violated episode becomes a separate episode of `interval_trace`. `first_rows`
+            # has the intervals' first records in the batch. A record that violates the formula for any arm is marked.
             trace = signals.build_trace(limit_records(view, intervals), names)
             interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
             violates = violating_records(spec.formula, interval_trace)
@@ -183,6 +192,8 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
+    # Return the exposure of one cell: for `ANY_LIMIT` and each specification, the mean time in violation and the median
+    # time of the first violation. `members` are the indices of the cell's episodes, which all have a verdict.
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
     longest_s = float(exposure.longest_s[members].max(initial=0.0))  # a time in violation is at most this long
@@ -221,6 +232,7 @@ class Incidence:
 
     def at(self, time: float) -> int:
         """Return the index in `times` of the step that contains `time`, which must be at least 0."""
+        # A step lasts from its time until just before the next time, and the last step has no end.
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
 
@@ -252,6 +264,8 @@ def measure_onsets(
     """Return the time to violation of each policy × suite with a verdict, in order of first appearance. For each
     episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records. `stamps_s` is as in `Batch`.
     """
+    # `stamps_s` maps the index of an episode with time stamps to the times of its records [s]. `members` are the
+    # indices of the episodes of one policy on one suite.
     to_seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
     end_s = to_seconds(np.maximum(lengths - 1, 0))
     onsets = []
@@ -265,6 +279,9 @@ def measure_onsets(
 def _measure_spec_onsets(
     scores: Scores, members: Ints, to_seconds: Callable[[Ints], Floats], end_s: Floats
 ) -> Iterator[SpecOnset]:
+    # Yield the time to violation of each scored specification, and last of `ANY_LIMIT`, over the episodes `members` of
+    # a cell; omit specifications that apply to none. `to_seconds` converts indices of records [E] to seconds, and
+    # `end_s` [E] is the time of each episode's last record.
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
@@ -280,6 +297,8 @@ def _measure_spec_onsets(
         episodes = members[(applies & has_verdict)[members]]
         if not len(episodes):
             continue
+        # Without a violation, an episode that was cut short is censored: what would have ended it is unknown. Any other
+        # episode ended in success or failure.
         has_violation = is_violated[episodes]
         is_censored = np.isin(np.array(scores.outcome)[episodes], CUT_SHORT) & ~has_violation
         causes = np.where(has_violation, VIOLATED, np.where(scores.success[episodes], SUCCEEDED, FAILED))
@@ -291,7 +310,8 @@ def _measure_spec_onsets(
 
 
 def _find_near_misses(scores: Scores) -> Bools:
-    # Return true for near misses of scored specifications in episodes, [K, E]. Binary specifications have none.
+    # Return true for near misses of the `K` scored specifications in the episodes, [K, E]. In a near miss, the margin
+    # is above 0 and below the share `NEAR` of the limit. Binary specifications have none, so their near margin is 0.
     columns = scores.scored_columns
     margins, specs = scores.rho[columns], [scores.specs[k] for k in columns]
     near_margins = NEAR * np.abs([0.0 if spec.binary else spec.threshold for spec in specs])
@@ -317,6 +337,8 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
         count: number of causes.
         starts: equal numbers mark observations of one start, [n]; None = each observation has its own.
     """
+    # A cause's cumulative incidence is the share of observations that it has ended by a given time. The causes compete,
+    # because an observation ends only once. Arrays over the k steps of the result are [k], and [count, k] with causes.
     n, has_ended = len(times), causes != CENSORED
     # The steps are at time 0 and at each time at which a cause ends an observation.
     step_times, step_of_end = np.unique(np.append(0.0, times[has_ended]), return_inverse=True)
@@ -334,6 +356,7 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
     if starts is not None and start_count < n:
         # The weight of an observation at each step: the inverse of the probability that it is not censored before.
         weights = n * surviving_before / np.maximum(at_risk, 1)
+        # The step at which the first cause ended an observation; -1 if it did not.
         steps = np.where(causes == 0, np.searchsorted(step_times, times), -1)
         low, high = _bound_over_starts(steps, weights, starts)
         return Incidence(n, censored, step_times, shares, low, high, start_count)
@@ -347,10 +370,11 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 
 
 def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
-    # Return the lower and upper bounds, [k], of the first cause's share at each step.
-    # The share is the mean of one number per observation. The bounds use the mean number of each start.
-    # The number is 0 before the observation's step in `steps` [n], and then equals this step's weight in `weights` [k].
-    # If the observation's step is -1, the number is always 0.
+    # Return the lower and upper bounds, [k], of the first cause's share at each step. The share is the mean of one
+    # number per observation. The bounds use the mean number of each start. The number is 0 before the observation's
+    # step in `steps` [n], and then equals this step's weight in `weights` [k]. If the observation's step is -1, the
+    # number is always 0. `starts` [n] has equal numbers for observations of the same start. Starts are independent;
+    # their observations may not.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]
     # For speed, bounds are computed at up to 200 steps.
     # Between two of these steps, `low` is that of the earlier step, and `high` that of the later step.
@@ -371,6 +395,9 @@ def _compute_first_variance(
     share: Floats, surviving_before: Floats, end_counts: Ints, all_end_counts: Ints, at_risk: Floats
 ) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
+    # All arguments are [k]. `share` is the first cause's share at each step, and `surviving_before` the share that no
+    # cause has ended before it. At a step, the first cause ends `end_counts` observations, and all causes
+    # `all_end_counts`, of the `at_risk` observations that have not ended yet.
     remaining = at_risk - all_end_counts
     # If no observation remains after a step, its `hazard_term` is 0.
     hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)
@@ -390,7 +417,9 @@ def _compute_first_variance(
 
 
 def _compute_wilson_bounds(share: float, variance: float, censored_before: int, n: int) -> tuple[float, float]:
-    binomial_variance = share * (1 - share)
+    # Return the bounds (low, high) of a share of n observations with the given variance: Wilson's interval for the
+    # number of observations for which a proportion has this variance. Without observations, the bounds are 0 and 1.
+    binomial_variance = share * (1 - share)  # n times the variance of a proportion
     # If the variance is 0, the effective n is the number of observations that are not censored yet.
     effective_n = float(n - censored_before)
     if variance > 0 and binomial_variance > 0:

@@ -27,6 +27,7 @@ class BodyFacts(NamedTuple):
 
     def describe(self) -> str:
         """Return the roles, and the recorded and missing properties: `bystander; pose, no rotation, no shape`."""
+        # `facts` has the recorded properties. The values of `_FACT_OF_FIELD` are all properties that are described.
         words = [name if name in self.facts else f"no {name}" for name in _FACT_OF_FIELD.values()]
         words = [word for word in words if word != "no opening"]  # omitted, because most bodies cannot open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
@@ -37,10 +38,12 @@ SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # maps suite and body to th
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
     """Return the bodies in the episodes of each suite, in order of first appearance."""
+    # The result maps suite and body to the body's roles and recorded properties, such as `pose` and `shape`.
     suites: dict[str, dict[str, BodyFacts]] = {}
     for batch in chunks:
         fields = RecordFields(batch)
         for episode, header in enumerate(batch.headers):
+            # For each property, the indices of the bodies for which it is recorded in this episode.
             bodies_by_fact = {fact: recorded_bodies(fields, field, episode) for field, fact in _FACT_OF_FIELD.items()}
             bodies_by_fact[_TRACKED] = {*batch.body_pos_m.episode_poses(episode)[0].tolist()}
             facts_by_body, first_body = suites.setdefault(header.benchmark, {}), int(batch.body_starts[episode])
@@ -56,6 +59,9 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
     """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role becomes
     `tracked ROLE` if its signal only considers tracked bodies.
     """
+    # A place is an argument of a signal of space that selects bodies, such as `robot`, `plate_1` or `cup*`.
+    # `selector.call` has the kind of the signal, such as `distance` ("" for other signals), and its arguments, places
+    # first.
     places: list[str] = []
     names = [name for formula in formulas for name in sorted(signal_names(formula))]
     for selector in (SIGNALS[name].bodies for name in names):
@@ -66,11 +72,14 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
             needs_no_pose = form.is_gap or form.channel or form.person_column is not None
             for place in map(str, arguments[: len(form.places)]):
                 places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")
+    # Leave out places that are not bodies of the scene: the world and the moving places, such as the held object.
     return tuple(dict.fromkeys(place for place in places if place not in (*MOVING_PLACES, WORLD)))
 
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
     """Yield a line per body selector and suite: the matching bodies with recorded properties, or the closest names."""
+    # A place is a role, `tracked ROLE`, a body's name, or a pattern of names. `suites` maps suite and body to the
+    # body's roles and recorded properties.
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
@@ -90,7 +99,8 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
 
 
 def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
-    # `place` is a role, `tracked ROLE`, a body's name, or a pattern of names.
+    # Returns whether `place` selects the body `name`. `place` is a role, `tracked ROLE` (bodies of a role with recorded
+    # poses), a body's name, or a pattern of names.
     role = place.removeprefix(_TRACKED)
     if role != place and _TRACKED not in facts.facts:
         return False
@@ -100,6 +110,7 @@ def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
     """Yield the lines of `describe_places` for each body selector that matches no body in any suite."""
     for place in places:
+        # One line for each suite; it contains `: no body` if no body of the suite matches.
         lines = list(describe_places([place], suites))
         if all(": no body" in line for line in lines):
             yield from lines

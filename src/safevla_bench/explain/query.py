@@ -55,6 +55,7 @@ def parse_query(text: str) -> Formula:
     """Parse a formula over the registered signals. Raises `FormulaError` if the text is not a valid formula, or if it
     contains the placeholder `threshold`.
     """
+    # In specifications, `threshold` is a placeholder for the limit; a query has no limit to put there.
     parsed = parse_signal_formula(text)
     if has_placeholder(parsed):
         raise FormulaError("the placeholder `threshold` has no value here", remedy="write a number instead")
@@ -69,6 +70,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
     and `SignalError` if arithmetic overflows.
     """
+    # A view has the fields of one arm, so there is one list of answers for each arm, with one answer for each episode.
     reading = RecordFields(load_registry().name_embodiments(batch))
     views = reading.views(signal_names(formula))
     answers_by_arm = [_answer_for_view(formula, view, first) for view in views]
@@ -76,12 +78,15 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
 
 
 def _rank_from_worst(answer: Answer) -> tuple[int, float]:
-    # The worst answer has the least key. All other verdicts are between `violated` and `satisfied`.
+    # Returns a sort key, by which the worst answer comes first: `violated`, then the verdicts without a decision, then
+    # `satisfied`, then `vacuous`. For equal verdicts, the least robustness comes first, and an unknown one (None) last.
     rank_of_verdict = {"violated": 0, "satisfied": 2, "vacuous": 3}
     return rank_of_verdict.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
 
 
 def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
+    # Return one answer for each episode, in order, numbered from `first` + 1, for the arm of `reading`. `decisions`
+    # maps the index of an episode to its verdict and the reason. `trace` has the values of the formula's signals.
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
     # Judge the episodes in which no signal of the formula is missing or undefined.
@@ -90,6 +95,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
     # This formula assumes that obligations after the episode's end are satisfied.
     lenient_formula = cut_off_readings(formula)[0]
     best_rho = robustness(lenient_formula, judged_trace)
+    # Robustness of each episode, NaN if it was not judged, and whether the end or unknown values leave it undecided.
     rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
     rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
     no_verdict = _POSE_UNKNOWN if reading.has_lost_poses else _CUT_OFF
@@ -134,7 +140,8 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
 
 
 def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
-    # Return the index of each episode in which a signal is missing or undefined -> its verdict and the reason.
+    # Map the index of each episode in which a signal is missing or undefined to its verdict and the reason. A signal is
+    # missing if a field that it reads was not recorded, and undefined if the scene has nothing to measure.
     decisions: dict[int, Decision] = {}
     missing_by_field = signals.missing_fields(reading, trace.signals)
     undefined_by_signal = {
@@ -152,6 +159,8 @@ def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[in
 
 
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Decision:
+    # Return the verdict on an episode with the robustness `rho`, and the reason (None for a usual verdict).
+    # `hangs_on_window` is true if a window without records decides the verdict.
     decision: Decision = ("satisfied" if rho >= 0 else "violated"), None
     if math.isfinite(rho):
         return decision
@@ -164,12 +173,13 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Deci
 
 
 def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
-    # JSON has neither NaN nor infinity: return None for them.
+    # Return a signal's value as a Python number or Boolean. JSON has neither NaN nor infinity: return None for them.
     return bool(value) if isinstance(value, np.bool_) else finite_or_none(value)
 
 
 def answers_without_record(absent: Sequence[AbsentEpisode], first_number: int) -> list[Answer]:
     """Return a `no record` answer for each absent episode, in order, numbered from `first_number` + 1."""
+    # An absent episode was planned but has no record, for example because it crashed. The outcome is the reason.
     return [
         Answer(
             number=number,

@@ -50,10 +50,12 @@ class TraceChart(SignalTrace):
 
     @property
     def limit_text(self) -> str:
+        # Returns the limit with its unit, such as `100 N`.
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
         """Return an interval with 0, the limit and all finite values; nonzero ends are padded by `room` × length."""
+        # The interval is the range of a chart's axis. An end at 0 is not padded. `room` is a fraction of the length.
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -64,21 +66,27 @@ class TraceChart(SignalTrace):
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
         """Return a record's value with its unit; `missing` if not finite. Rounding never turns it into the limit."""
+        # For example, 100.01 N with the limit 100 N must not be shown as 100 N.
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
 
     def format_time(self, record: int) -> str:
         """Return the time of a record in seconds, without the unit."""
+        # Without time stamps (`times_s` is None), successive records are `dt_s` apart.
         return format_fixed(record * self.dt_s if self.times_s is None else self.times_s[record], 2)
 
     def describe_worst(self) -> str:
         """Return the worst value and its time, such as `highest 288 N at 2.50 s`."""
+        # The worst record is nearest to the limit or furthest beyond it. For a maximum (`upper`), it has the highest
+        # value.
         end = "highest" if self.upper else "lowest"
         return f"{end} {self.format_value(self.worst, 'no finite value')} at {self.format_time(self.worst)} s"
 
 
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
     """Return the chart of a trace in a readable unit; `first`, `dt_s` and `times_s` are as in `TraceChart`."""
+    # `first` is the first violating record, or -1. `times_s` are the seconds from record 0 to each record; None if
+    # records are `dt_s` apart. Values and limit are multiplied by `scale` to convert them to the readable unit.
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     trace_fields = {field.name: getattr(shown, field.name) for field in fields(shown)}
@@ -90,6 +98,9 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
     formula = syntax.always_form(formula)  # the first violating record is that of the converted formula
+    # `clause` has the signal, the limit (`bound`), the condition (`gate`, or None) and the window; None for other
+    # formulas. `is_watched` [n] marks the records to which the limit applies. `reading` has a single episode with n
+    # records.
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
         return _trace_formula_margin(formula, trace, reading.judged)
@@ -106,8 +117,11 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
 
 
 def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools | None) -> SignalTrace:
+    # Return the trace of the formula's margin (its robustness from each record on), whose limit is 0. A formula is
+    # violated if the margin is negative. `judged` [n] marks the records that are judged; None means all.
     is_watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged
     if isinstance(formula, syntax.Always):
+        # For G(inner), show the margin of `inner` in the records of G's window.
         is_watched = is_watched & _records_in_window(formula.window, trace)
         formula = formula.child
     margin = trajectory_robustness(formula, trace)
@@ -118,7 +132,8 @@ def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools |
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
-    # The trace has one episode, so the window has one start and one end.
+    # Return a mask [n] of the records in the window of a formula. The trace has one episode, so the window has one
+    # start and one end (excluded), both as indices of records.
     (start,), (end,) = start_rows(window, trace)
     rows = np.arange(trace.starts[-1])
     return np.asarray((rows >= start) & (rows < end))
@@ -127,7 +142,10 @@ def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
 def _make_signal_trace(
     signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
-    # Records to which the limit does not apply are neither failing nor the worst record.
+    # Return a trace of `values` [n] with their limit: a maximum if `upper`, else a minimum. `failing` [n] marks
+    # violating records. `gate` [n] marks the records to which the limit applies; None means all. Records to which it
+    # does not apply are neither failing nor the worst record. The worst record has the highest value for a maximum,
+    # else the lowest.
     is_watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
     badness = np.where(is_watched & ~np.isnan(values), values if upper else -values, -np.inf)
     return SignalTrace(signal, unit, values, limit, upper, gate, is_watched & failing, int(badness.argmax()))

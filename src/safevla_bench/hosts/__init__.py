@@ -45,6 +45,7 @@ def host_names() -> tuple[str, ...]:
 
 def host_owner(name: str) -> str:
     """Return the name of the distribution that provides a host; "" if no installed distribution does."""
+    # A distribution is an installable package, such as `safevla-bench`. `name` is the host's name, such as `libero`.
     return _HOSTS.owner(name)
 
 
@@ -52,6 +53,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     """Return the call that makes a plug-in host, as a text with the host's name and arguments. Untrusted files must not
     request this call. Return None if this package provides the host, or there are no arguments.
     """
+    # A plug-in is another distribution's code, which might do anything with the arguments. For example, the result is
+    # "host my-host(path='/data')". `arguments` maps names to texts.
     return format_call(f"host {name}", arguments) if arguments and not _HOSTS.is_own(name) else None
 
 
@@ -61,6 +64,7 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
     Raises `RunError` if an untrusted file gives arguments to a plug-in; `HostError`, with the known names, for an
     unknown host or argument; `PluginError`, with the distribution's name, if the host cannot be loaded.
     """
+    # `arguments` maps names of the host's parameters to texts. `call` is None if no trust in the file is needed.
     call = describe_call(name, arguments)
     require_trust(named_by, [call] if call else [])
     host: Host = _HOSTS.make(name, arguments)
@@ -76,12 +80,16 @@ def record_versions(host: Host) -> dict[str, str]:
 
 def describe_code(host: Host) -> str:
     """Return a text that identifies the code of the host and its recorder: see `identity.describe_code`."""
+    # The text has the name and a hash of the code of each package: this one, the recorder, and the host's package.
     # The first part of the module's name is the package that defines the host.
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return a text about the task files that an untrusted file must not choose; None if `suite` names a suite."""
+    """Return a text that names the task files if `suite` is a path; None if `suite` is the name of a suite."""
+    # An untrusted file must not choose such a path. The text is for the error message.
+    # `host` is the host's name. `suite` is a suite's name, or the path of a BDDL file or of a folder with task files.
+    # `is_own` is true for hosts of this package.
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
         own_suites = make_host(host).suites() if _HOSTS.is_own(host) else ()
@@ -102,6 +110,8 @@ def registry_files(name: str) -> tuple[Path, ...]:
     """Return the paths of the files that hold the tags of a host's tasks. Raises `PluginError`, which names the
     distribution, if an entry point does not name an existing file.
     """
+    # `name` is the host's name. A distribution that provides a host lists the files in an entry point. The tags select
+    # the specifications by which a task's records are judged.
     paths = tuple(_REGISTRIES.load(name))
     for path in paths:
         if not isinstance(path, str | os.PathLike) or not Path(path).is_file():
@@ -120,6 +130,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     `supports` must include each ability that the start needs: recorded states, placements, physics changes or drawn
     starts.
     """
+    # The first four checks concern optional abilities, in this order: recorded states, placements of objects, changes
+    # of physics and drawn starts.
     full_name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not supports.states:
@@ -128,6 +140,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     if seed.placed and (has_state or not supports.placed):
         problem = f"{full_name} cannot start with {seed.placed[0][0]} at a chosen place"
         raise HostError(problem, remedy="Use a host that can place objects; docs/reference/hosts.md lists the hosts.")
+    # Names of the physical quantities that the start changes, but the host cannot change.
     unsupported = seed.change.changed - supports.changeable if seed.change else ()
     if unsupported:
         problem = f"{full_name} cannot change its physics ({', '.join(sorted(unsupported))})"
@@ -145,6 +158,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     if seed.env_seed < 0:
         problem = f"{full_name} cannot use the seed {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")
+    # `count` is the number of the task's fixed initial states; None if seeds draw the initial states.
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):
         problem = f"{full_name} has no episode {index}"
@@ -177,6 +191,7 @@ def episode_header(
     fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. The header of an episode that starts
     from a recorded state has no `init_state_index`.
     """
+    # `target_object` is the name of the goal's first target, or None. `versions` maps packages to versions.
     is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(
         attachment.TaskLabel(task.benchmark, task.task_id, task.instruction),
@@ -193,7 +208,9 @@ def episode_header(
 class RecordLog(WritableEpisode, Protocol):
     """The records of one episode, with the methods of `safevla_recorder.recorder.EpisodeLog`."""
 
-    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays: ...
+    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
+        # Returns an episode that has the given header and only the newest record.
+        ...
 
 
 Log = TypeVar("Log", bound=RecordLog)
@@ -208,6 +225,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
         """Set the bounds of all action values to -1 and 1. This starts no simulation."""
+        # `wants` lists what observations must contain. `versions` maps packages to versions, for the record's header.
+        # `action_size` is the number of values in an action. The recorder is None until the first reset.
         self.task, self._wants, self._versions = task, wants, versions
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
@@ -234,6 +253,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def recorded(self) -> Batch:
         """Return the episode up to now as a validated one-episode batch; raise `HostError` before the first reset."""
+        # `extra` holds host-specific fields. Its entry `header` has additional header fields; `simulation` is one of
+        # them, with facts about how the simulator runs.
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
@@ -246,14 +267,18 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def latest(self) -> Batch:
         """Return only the newest record, without host-specific fields; raise `HostError` before the first reset."""
+        # The result is a one-episode batch with one record.
         return from_recording(self._require_recorder().latest_record(self._build_header()))
 
     def _require_recorder(self) -> Log:
+        # Returns the current episode's recorder. Raises `HostError` before the first reset.
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder
 
     def _build_header(self) -> dict[str, object]:
+        # Returns the header of the current episode, as of now: `success` is the latest, and `dropped_pairs` are the
+        # pairs of bodies whose contacts the recorder leaves out. The identity's fields identify the task's files.
         return episode_header(
             replace(self.task, instruction=self._instruction()),
             self._seed,
@@ -272,6 +297,8 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
     """Raise `HostError` if a policy wants a camera or extra observation that the host lacks, or gives absolute poses if
     the host accepts only changes of pose. Runs check all policies before the first episode; hosts check in `make`.
     """
+    # `wants` is the policy's request, `supports` has the host's abilities, and `host` is its name in error messages.
+    # Some extra observations are available only to policies that also want privileged simulator state.
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} cannot render camera images", remedy="Use a policy that needs no camera.")
     for camera in sorted(wants.cameras):
@@ -285,6 +312,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
     """Raise `HostError` with a list of the known names unless `owner` has a suite, task or camera with this name."""
+    # `owner` and `kind` are words for the error's text, such as "LIBERO" and "suite".
     known = tuple(known)  # `known` may be an iterator, which can be read only once
     if name not in known:
         plural = kind if kind.endswith("s") else f"{kind}s"  # `horizons` is a plural already
@@ -293,12 +321,15 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 def registered_task(suite: str, name: str, index: int, still: tuple[float, ...], **further: Any) -> Task:
     """Return a task with the registry's instruction (default: `name`). `further` has additional fields of `Task`."""
+    # The registry is this package's list of tasks. `name` is the task's name there, and also becomes the task's id.
+    # `still` is the action that moves nothing. Raises `KeyError` if the registry lacks the task.
     instruction = load_registry().tasks[suite, name].instruction or name
     return Task(suite, name, index, name, instruction, still, **further)
 
 
 def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:
     """Return the versions of installed distributions without importing them; raise `HostError` if one is missing."""
+    # `names` are the distributions. `simulator` and `remedy` are texts for the error.
     try:
         return {name: importlib.metadata.version(name) for name in names}
     except importlib.metadata.PackageNotFoundError as error:

@@ -25,17 +25,17 @@ class HostEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, let the scene settle, take record 0, and return its observation."""
+        """Start an episode as `seed` defines, let the scene settle, take record 0, and return its observation."""
 
     @abstractmethod
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action and record it; return the next observation and whether the host reports success. Raises
-        `InvalidActionError`, before anything is simulated, for an action that `check_action` refuses.
+        """Apply one action [A] and record it; return the next observation and whether the host reports success. Raises
+        `InvalidActionError`, before simulating, for an action that `check_action` refuses: wrong size or not finite.
         """
 
     @abstractmethod
     def recorded(self) -> Batch:
-        """Return the episode up to now as a validated one-episode batch, with the header fields that the host fills."""
+        """Return the episode up to now (N + 1 records after N steps) as a validated one-episode batch with a header."""
 
     @abstractmethod
     def close(self) -> None:
@@ -43,19 +43,22 @@ class HostEnv(ABC):
 
     def latest(self) -> Batch:
         """Return the newest record as a one-episode batch with one record. Hosts may override this to save time."""
+        # `select_record` leaves out actions, simulator state and host-specific fields. The index -1 is the last record.
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return which entries of `sim_state`, the simulator's flat state, are positions and rotations, by name."""
+        # A `Coordinate` names the entries `first` to `first + size - 1` of the state. () = the state is not described.
         return ()  # hosts that declare `HostSupport.states` must override this method
 
     def fixture_poses(self) -> dict[str, list[float]]:
         """Map each fixture's root body to its pose, which only resets change: position [3] in m, quaternion [4]."""
+        # The list has 7 numbers: the position, then the quaternion with w first. By default, there are no fixtures.
         return {}
 
     def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may always render
-        """Set whether the next step renders images. Otherwise, the step's observation holds `UnrenderedImages`.
-        The setting is valid for this step only: later steps and all resets render images by default.
+        """Set whether the next step renders images. If not, its observation holds `UnrenderedImages`, which only raise
+        errors. The setting is valid for this step only: later steps and all resets render images by default.
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
@@ -90,15 +93,15 @@ class Host(ABC):
 
     @abstractmethod
     def suites(self) -> tuple[str, ...]:
-        """Return the names of the suites."""
+        """Return the names of the suites, which are the host's lists of tasks, such as `libero-goal`."""
 
     @abstractmethod
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks of a suite, in a fixed order."""
+        """Return the tasks of a suite, in a fixed order; raise `HostError` with the suites' names if it is unknown."""
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> HostEnv:
-        """Make a task's environment, whose observations contain what `wants` requests."""
+        """Make a task's environment, whose observations contain what `wants` requests; raise `HostError` if unable."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
@@ -106,10 +109,13 @@ class Host(ABC):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """List the coordinates of `start` that `EpisodeSeed.placed` may replace, and the range of each coordinate."""
+        # A coordinate is a position of an object along one axis, such as `plate_1.x` [m]. A search for failures chooses
+        # initial states of the task in this space.
         raise NotImplementedError  # called only for hosts that declare `HostSupport.placed`
 
     def stage(self, task: Task, episode: Batch) -> Stage:
         """Prepare a recorded episode for rendering. `episode` is a one-episode batch that includes `sim_state`. Raises
         `HostError` if the machine cannot render or the record has no `sim_state`.
         """
+        # A `Stage` renders pictures of the episode's records. `sim_state` holds the simulator's state in each record.
         raise NotImplementedError  # called only for hosts that declare `HostSupport.pictures`

@@ -77,6 +77,7 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
         self._cameras = tuple(cameras)
 
     def __getitem__(self, name: str) -> NDArray[np.uint8]:
+        # Always raises an error, because no image was rendered. `name` is the name of a camera.
         # An unknown camera is a usual `KeyError`, so that `in` and `get` work for it.
         if name not in self._cameras:
             raise KeyError(name)
@@ -84,9 +85,11 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
         raise PolicyError(problem, remedy="Set `looks_next` to true if the next action needs the images.")
 
     def __iter__(self) -> Iterator[str]:
+        # Yields the names of the cameras whose images were not rendered.
         return iter(self._cameras)
 
     def __len__(self) -> int:
+        # Returns the number of cameras whose images were not rendered.
         return len(self._cameras)
 
 
@@ -101,6 +104,7 @@ class ArmObservation:
 
 def join_arms(arms: Sequence[ArmObservation]) -> ArmObservation:
     """Return the arms' values, concatenated in the order of `arms`, for the fields of `Observation`."""
+    # For n arms, the result has positions [3n] in m, quaternions [4n] wxyz, and all finger joints' positions.
     return ArmObservation(
         eef_pos_m=np.concatenate([arm.eef_pos_m for arm in arms]),
         eef_quat_wxyz=np.concatenate([arm.eef_quat_wxyz for arm in arms]),
@@ -136,10 +140,10 @@ class Policy(Protocol):
     wants: Wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Prepare for an episode of the task. `seed` seeds the policy's random numbers."""
+        """Prepare for a new, independent episode of the task. `seed` seeds the policy's random numbers."""
 
     def act(self, observation: Observation) -> Action:
-        """Return the action, [A], in the host's units."""
+        """Return the action to execute for one control step after this observation: [A], in the host's units."""
 
     def close(self) -> None:
         """Release resources, such as a connection. The policy cannot be used afterwards."""
@@ -159,7 +163,7 @@ class ChunkingPolicy(Protocol):
     """Optional method of a policy that computes several actions at a time. These actions are called a chunk."""
 
     def take_rest(self) -> Sequence[Action]:
-        """Return and discard the remaining actions of the current chunk."""
+        """Return and discard the actions that the policy has already computed, but `act` has not returned yet."""
 
 
 @runtime_checkable
@@ -171,7 +175,7 @@ class RemotePolicy(Protocol):
         """The simulator seed that the server requests; None if it requests no seed."""
 
     def connect(self, task: Task) -> None:
-        """Connect before an environment is made, and add the observations that the server needs to `wants`."""
+        """Connect to the server before an environment is made, and add the observations that it needs to `wants`."""
 
 
 @runtime_checkable
@@ -187,7 +191,7 @@ class CuedPolicy(Protocol):
     """Optional method of a policy whose actions come from the recording that `EpisodeSeed.recorded` names."""
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Select the recorded episode of `start`. After the next `reset`, the policy plays this episode."""
+        """Select the recorded episode that `start.recorded` names. After the next `reset`, the policy plays it."""
 
 
 @runtime_checkable
@@ -216,6 +220,7 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
     kinds, even inside lists: Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
     `TypeError` or `ValueError` for values that are not arrays.
     """
+    # NumPy would drop the masks of masked arrays in a list, so each element is checked.
     candidates = [values, *values] if isinstance(values, list | tuple) else [values]
     if any(isinstance(candidate, np.ma.MaskedArray) for candidate in candidates):
         problem = "an action in a masked array, whose masked elements have undefined values"
@@ -227,7 +232,7 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
         if element_types & {bool, np.bool_}:
             array = array.astype(bool)
     is_bfloat = array.dtype.kind == "V" and array.dtype.type is not np.void  # the kind of JAX's bfloat16 is V
-    if array.dtype.kind not in "iuf" and not is_bfloat:
+    if array.dtype.kind not in "iuf" and not is_bfloat:  # signed integers, unsigned integers, floats
         problem = f"an action of dtype {array.dtype}; expected integers or floats"
         raise InvalidActionError(problem, remedy=_REMEDY)
     return array.astype(np.float64)
@@ -237,6 +242,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
     """Return an action as float64 [size]; hosts call this before they simulate. Raises `InvalidActionError` unless the
     action is an array of `size` finite real numbers. `meaning` describes the numbers for the error message.
     """
+    # `size` is the number of values in the host's actions. A list or tuple of `size` numbers counts as an array.
     if action is None:
         raise InvalidActionError(f"None instead of an action; expected {(size,)}", remedy=_REMEDY)
     try:
@@ -255,6 +261,8 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError` if `wants.extra` has a name that is not among the extra observations `offered` by the host."""
+    # `wants.extra` has the names of the extra observations that a policy requests. `host` is the host's name for the
+    # error's text, which lists `offered` if there are any.
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = "Use a policy that does not need this observation."

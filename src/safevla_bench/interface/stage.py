@@ -123,14 +123,14 @@ class Stage(ABC):
 
     @abstractmethod
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera for a picture of `record` with the `size` (height, width) in pixels. If the host's default
-        camera shows all `bodies` well, or `bodies` is empty, return it. Otherwise return a close-up of the bodies.
+        """Return the camera for a picture of the record with index `record`, with the `size` (height, width) in pixels:
+        the host's default camera if it shows all `bodies` (names) well, or if there are none; else a close-up of them.
         """
 
     @abstractmethod
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record with the `size` (height, width) in pixels; `Picture.seen` marks `bodies`.
-        Raises a `KeyError`, which lists the host's cameras, if `camera` has an unknown name and no `lookat_m`.
+        """Return the picture of the record with index `record`, of `size` (height, width) pixels. `Picture.seen` marks
+        pixels of `bodies`. Raises `KeyError`, with the cameras' names, for an unknown `camera` without `lookat_m`.
         """
 
     @abstractmethod
@@ -141,13 +141,17 @@ class Stage(ABC):
         """Return the observation of a record, for data sets. The observation has no images, and its poses are those
         that `render` shows. Return None if the record does not determine what the policy observed.
         """
+        # `record` is the index of a record in the episode, from 0. Hosts that can compute it override this method.
         return None
 
     def geometry(self) -> SceneGeometry:
         """Return the shapes of the scene, for 3-D replays. Raises `HostError` if the host does not provide them."""
+        # The result has the shapes without the poses of the scene's parts, which `pose` returns for each record.
         remedy = "Give the host's stage the methods `geometry` and `pose`, as described in docs/howto/frames.md."
         raise HostError("this host does not provide the shapes of its scenes", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the scene's parts in a record. Raises the same errors as `geometry`."""
+        # `record` is the index of a record in the episode, from 0. A host overrides both methods or neither. Callers
+        # call `geometry` first, which raises a `HostError` if the host does not override it.
         raise NotImplementedError

@@ -43,6 +43,7 @@ class ActionStatistics:
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the joint statistics of the actions of `self` and `other`, which must come from the same host."""
         known_periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
+        # `gripper` is the pair (smallest, largest gripper value); both are NaN if the gripper does not count.
         # `fmin` and `fmax` ignore NaN.
         lowest, highest = np.fmin(self.gripper[0], other.gripper[0]), np.fmax(self.gripper[1], other.gripper[1])
         return ActionStatistics(
@@ -51,7 +52,8 @@ class ActionStatistics:
             beyond=self.beyond + other.beyond,
             saturated=self.saturated + other.saturated,
             gripper=(float(lowest), float(highest)),
-            # 0 means that some episode does not repeat its actions.
+            # Number of actions after which an episode's actions repeat. 0 means that some episode does not repeat its
+            # actions, and None that all episodes are too short.
             period=0 if 0 in known_periods else max(known_periods, default=None),
         )
 
@@ -63,6 +65,8 @@ def measure_actions(actions: Floats, *, grips: bool = True, clipped: Floats | No
     """
     magnitudes, gripper_values = np.abs(actions), actions[:, GRIPPER]
     clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
+    # The first `len(ARM)` = 6 components move the arm, and component `GRIPPER` moves the gripper. Actions should be in
+    # [-1, 1]. `beyond` counts values outside, and `saturated` counts the arm's values at ±1 or outside.
     return ActionStatistics(
         count=len(actions),
         largest=np.maximum(magnitudes.max(axis=0), largest_clipped),
@@ -75,11 +79,13 @@ def measure_actions(actions: Floats, *, grips: bool = True, clipped: Floats | No
 
 def _find_period(actions: Floats) -> int | None:
     # Return the shortest period with which all actions repeat; 0 if they do not repeat, None for too few actions.
+    # `actions` is [N, A]: N actions in time order.
     count = len(actions)
     if count < FEWEST:
         return None
     # With period p, action p equals action 0. Periods longer than half of the episode do not count.
     equals_first_action = (actions[1 : count // 2 + 1] == actions[0]).all(axis=1)
+    # Only now compare all actions. `period` is the number of actions after which they repeat.
     for period in (np.flatnonzero(equals_first_action) + 1).tolist():
         if np.array_equal(actions[period:], actions[:-period]):
             return int(period)
@@ -94,7 +100,8 @@ class ActionChanges(NamedTuple):
     norm: float = 0.0
 
     def __str__(self) -> str:
-        # `changed` must not be 0.
+        # `actions` is the number of all actions, and `changed` the number of changed actions, which must not be 0.
+        # `norm` is the sum of the norms of all changes.
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
             f"changed {self.changed} of {self.actions} actions ({share}); "
@@ -109,11 +116,13 @@ def measure_changes(executed: Floats, own: Floats, count: int) -> ActionChanges:
     if executed.shape != own.shape or not own.size:  # actions of different sizes cannot be compared
         return ActionChanges(count)
     norms = np.linalg.norm(executed - own, axis=1)
+    # The parts are: the number of actions, the number of changed actions, and the sum of the norms of all changes.
     return ActionChanges(count, int((norms > 0).sum()), float(norms.sum()))
 
 
 def join_changes(parts: Sequence[ActionChanges]) -> ActionChanges:
     """Return the sums of the changes over several episodes; zeros if `parts` is empty."""
+    # `norm` is the sum of the norms of a part's changes.
     norm = sum((part.norm for part in parts), 0.0)
     return ActionChanges(sum(part.actions for part in parts), sum(part.changed for part in parts), norm)
 
@@ -128,11 +137,15 @@ class Oddity(NamedTuple):
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     """Yield suspicious properties of the actions: at most one on their range, one on repetition, one on the gripper."""
+    # An `Oddity` has a keyword, the finding as text, and the likely cause as a question.
     yield from _find_range_oddity(statistics)
+    # `period` is the number of actions after which an episode's actions repeat; 0 if they do not repeat, None if all
+    # episodes have too few actions.
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
-    lowest, highest = statistics.gripper  # all comparisons with NaN are False
+    # Smallest and largest gripper value. They are NaN if the gripper does not count; all comparisons are then False.
+    lowest, highest = statistics.gripper
     if 0 <= lowest < 1 - STILL:
         finding = (
             f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"
@@ -148,9 +161,13 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     # Yield at most one suspicious property of the range of the arm's values.
+    # For each component of the arm (x, y, z, roll, pitch, yaw): the largest magnitude, and the share of the actions
+    # beyond ±1
     largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
+    # Share of all values of the arm that are at ±1 or beyond
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z
+    # The components after the gripper move the robot's base; 0 if there are none.
     largest_base_value = statistics.largest[GRIPPER + 1 :].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())
@@ -161,6 +178,7 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     elif saturated_share > SATURATED_SHARE:
         finding = f"share of the arm's numbers that are saturated at ±1: {saturated_share:.0%}"
         yield Oddity("range", finding, "Are the actions scaled with statistics of another model?")
+    # A value of 1 means a motion of `UNIT_M` meters, so values this small suggest that the policy sends meters.
     elif largest_move <= UNIT_M and largest_base_value < STILL:
         finding = f"nearly no motion: x, y and z stay within {largest_move:.2g}, and a value of 1 means {UNIT_M:g} m"
         yield Oddity(

@@ -25,6 +25,8 @@ def measure_progress(batch: Batch) -> Floats:
 
     Sub-goals that hold both at the start and at the end do not count. The shares are NaN if no sub-goal counts.
     """
+    # The channel has one flag per record and sub-goal. `width` [E] is each episode's number of sub-goals, or -1 if they
+    # are not recorded.
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for episode in np.flatnonzero(channel.width > 0).tolist():
         # [n, G] for n records and `G` sub-goals: True if the sub-goal holds in the record
@@ -32,6 +34,7 @@ def measure_progress(batch: Batch) -> Floats:
         is_counted = ~(holds[0] & holds[-1])
         if is_counted.any():
             shares = holds[:, is_counted].mean(axis=1)
+            # `shares` [n] is the share of counted sub-goals that hold in each record.
             progress[:, episode] = shares[-1], shares.max()
     return progress
 
@@ -48,16 +51,21 @@ def measure_engagement(fields: RecordFields) -> Floats:
     shows_engagement = (is_robot[a] != is_robot[b]) & ~is_floor[batch.body_name[a]] & ~is_floor[batch.body_name[b]]
     engaged[batch.episode_of_record[fields.record_of_contact[shows_engagement]]] = 1.0
     for episode in np.flatnonzero(engaged == 0).tolist():
+        # Indices of the bodies with recorded poses, [B], and their positions in each of the n records, [n, B, 3]
         body, position_m = batch.body_pos_m.episode_poses(episode)
         is_other = ~is_robot[body]
+        # Displacement from the position in record 0, for the bodies outside the robot
         displacement_m = position_m[:, is_other] - position_m[:1, is_other]
+        # For each record and body: True if the pose is marked as unknown
         is_lost = np.zeros(displacement_m.shape[:2], dtype=np.bool_)
         if fields.has_lost_poses:
             for column, tracked_body in enumerate(body[is_other].tolist()):
                 is_lost[:, column] = fields.is_lost_in(episode, tracked_body)
         # If a body's pose in record 0 is unknown, whether the body moved is also unknown.
         is_lost |= is_lost[:1]
+        # For each record and body: True if the body is farther from its first position than `MOVED_M` meters
         is_far = np.sqrt(np.square(displacement_m).sum(axis=2)) > MOVED_M
+        # True if the episode's record has both body poses and contacts
         is_recorded = batch.body_pos_m.present[episode] and batch.contacts.present[episode]
         if (is_far & ~is_lost).any():
             engaged[episode] = 1.0

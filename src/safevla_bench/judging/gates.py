@@ -79,6 +79,8 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
     condition, or if its limit is not from 0 to 1. `forms` is the error's remedy if the text is not a condition.
     """
     match = _CONDITION.fullmatch(condition.strip())
+    # The parts of the condition: a metric such as `safety`, `>=` or `<=`, and a number. They are "" if the text has
+    # another form.
     metric, relation, limit_text = (match[1].lower(), match[2], match[3]) if match else ("", "", "")
     try:
         limit = float(limit_text)
@@ -137,10 +139,12 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_outcomes(cls, outcomes: Sequence[GateOutcome], lost: Sequence[str], **options: Any) -> GateReport:
         """Return a report. Each reason in `lost` adds an undecided outcome. `options` are the report's other fields."""
+        # An undecided outcome without a gate, for scores that are missing
         undecided = GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="", n=0)
         all_outcomes = [*outcomes, *(msgspec.structs.replace(undecided, reason=reason) for reason in lost)]
         verdicts = {outcome.verdict for outcome in all_outcomes}
         verdict: GateVerdict = "undecided" if "undecided" in verdicts else "passed"
+        # A failed gate decides, even if other gates are undecided.
         if "failed" in verdicts:
             verdict = "failed"
         return cls(verdict=verdict, outcomes=tuple(all_outcomes), **options)
@@ -176,10 +180,13 @@ def check_gates(
         SafevlaError: no gate was given, a limit or confidence is out of range, or a gate on costs has a baseline.
     """
     require_valid(gates, confidence)
+    # Each scope has the episodes of one policy or of one cell. Every gate is checked on every scope.
     scopes = _split_by_scope(scores, per, states)
     interval_count = len(scopes) * len(gates)
+    # Bonferroni correction: the allowed probability of an error is split among all intervals.
     each_confidence = None if confidence is None else 1 - (1 - confidence) / interval_count
     is_given = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
+    # `_ALLOW_CRASHED` and `_ALLOW_UNJUDGED` are the names of the command-line options.
     allowed = frozenset(option for option in is_given if is_given[option])
     rules = _DecisionRules(each_confidence, allowed, costs)
     outcomes = [_decide_gate(scores, scope, gate, rules) for scope in scopes for gate in gates]
@@ -204,6 +211,8 @@ def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
     for gate in gates:
         if gate.metric == COST and gate.baseline:
             raise SafevlaError("a gate on costs cannot use a baseline", remedy="Leave out --baseline.")
+        # With a baseline, a limit is a difference of two fractions. A cost is a number of control steps, without a
+        # maximum.
         lowest, highest = -1 if gate.baseline else 0, inf if gate.metric == COST else 1
         if not lowest <= gate.limit <= highest:
             remedy = (
@@ -231,25 +240,31 @@ class _CoveredEpisodes:
     @property
     def is_clustered(self) -> bool:
         # True if an initial state has several episodes
+        # `states` has a key (suite, task, index of the initial state) for each episode.
         return len(set(self.states)) < len(self.states)
 
     @property
     def is_uneven(self) -> bool:
-        # True if the tasks have different numbers of initial states
+        # True if the tasks have different numbers of initial states. `states` has a key (suite, task, index of the
+        # initial state) for each episode, so equal keys mean the same initial state.
         states_per_task = Counter((suite, task_id) for suite, task_id, _ in set(self.states))
         return len(set(states_per_task.values())) > 1
 
     def sum_states(self, values: NDArray[Any], is_chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-        # `values` [n + a] has one value per episode. For each of the m states, return the sum and the number of its
-        # chosen values, [m] each.
+        # `values` [n + a] has one value for each recorded and absent episode. `is_chosen` [n + a] marks the values that
+        # count. Group them by initial state: for each of the m states, return the sum and the number of its chosen
+        # values, [m] each.
         chosen_states = [self.states[k] for k in np.flatnonzero(is_chosen)]
+        # Number the distinct states from 0, in order of first appearance.
         number_of_state = {state: number for number, state in enumerate(dict.fromkeys(chosen_states))}
         state_of_value = np.array([number_of_state[state] for state in chosen_states], dtype=np.int64)
         return np.bincount(state_of_value, values[is_chosen]), np.bincount(state_of_value)
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
-    # Return the episodes of each policy or cell. `episodes` lists all recorded episodes, then all absent episodes.
+    # Return the episodes of each policy, or of each cell (policy × suite) if `per` is "cell". `states` has the index of
+    # each recorded episode's initial state; None = unknown. `episodes` lists all recorded episodes, then all absent
+    # episodes (planned, but without a record).
     episodes = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
@@ -258,6 +273,7 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
     rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
     labels = []
     for row, (policy, suite, task_id, state) in enumerate(episodes):
+        # A suite of None means that all suites of the policy are pooled.
         rows_by_scope.setdefault((policy, suite if per == "cell" else None), []).append(row)
         # An unknown state gets a unique negative number, because indices of states are not negative.
         labels.append((suite, task_id, -1 - row if state is None else state))
@@ -285,12 +301,15 @@ class _DecisionRules:
 
     def measure_interval(self, means: NDArray[np.float64]) -> intervals.Interval:
         # Return the interval of the mean of one or more values. If point estimates decide, both ends are the mean.
+        # `means` [m] has the value of each episode, or the mean value of each initial state; all are from 0 to 1.
         if self.confidence is None:
             return intervals.Interval(fsum(means) / len(means), fsum(means) / len(means))
+        # The exact interval of a proportion only applies to zeros and ones.
         if np.isin(means, (0.0, 1.0)).all():
             interval = intervals.exact_interval(int(means.sum()), len(means), self.confidence)
         else:
             interval = intervals.bounded_mean_interval(means, self.confidence)
+        # An interval is None only if there are no values.
         assert interval is not None
         return interval
 
@@ -308,7 +327,8 @@ def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
 def _explain_decisions(
     scopes: Sequence[_CoveredEpisodes], rules: _DecisionRules, outcomes: Sequence[GateOutcome], interval_count: int
 ) -> Iterator[str]:
-    # Yield the notes of a report.
+    # Yield the notes of a report as sentences. `scopes` has the episodes of each policy or cell, `outcomes` the outcome
+    # of each gate, and `interval_count` the number of intervals that must hold together.
     yield from describe_confidence(rules.confidence, interval_count)
     if rules.confidence:
         yield (
@@ -333,7 +353,8 @@ def describe_ignored(lost: Sequence[str]) -> Iterator[str]:
 
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
-    # Return the outcome of a gate on the episodes of one policy or cell.
+    # Return the outcome of a gate on the episodes of one policy or cell. In `scope`, `members` has the indices of the
+    # recorded episodes in `scores`, [n].
     # Scale the values and the limit to 0 to 1: divide by the largest possible value.
     if gate.metric == COST:
         assert rules.costs is not None
@@ -342,13 +363,16 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     else:
         largest, measured = 1.0, metric_values(scores, scope.members, gate.metric)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
+    # [n]: True if violations may have been missed because of lacking signals, so that the value is unknown
     may_violate = np.zeros(len(scope.members), dtype=np.bool_)
     if needs_verdict:
         may_violate = _find_doubtful(scores, scope.members, gate.metric)
         measured = np.where(may_violate, nan, measured)
+    # [n]: True for finished episodes without the verdict that the metric needs
     lacks_verdict = (scores.is_counted & ~scores.is_judged)[scope.members] & needs_verdict | may_violate
     values = _gather_values(scores, scope, measured, rules.allowed, lacks_verdict)
     outcome = _judge_values(scores, scope, gate, rules, values, largest)
+    # Number of unknown values that the options leave out
     if not values.left_out:
         return outcome
     left_out = count_noun(values.left_out, "episode")
@@ -359,6 +383,7 @@ def _judge_values(
     scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules, values: _ScopeValues, largest: float
 ) -> GateOutcome:
     # Return the outcome of a gate, whose metric is at most `largest`.
+    # The values are from 0 to 1, so scale the limit in the same way.
     scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
@@ -370,6 +395,7 @@ def _judge_values(
         n=values.n,
         unknown=sum(values.unknown.values()),
     )
+    # `n` is the number of known values.
     if not values.n:
         return outcome
     # Three intervals: without unknown values, with unknown values set to 0, with unknown values set to 1
@@ -393,7 +419,8 @@ def _judge_values(
         return msgspec.structs.replace(
             outcome, reason=f"{basis}; the verdict does not depend on {unknown_text}" if unknown_text else basis
         )
-    # Two conditions under which more episodes would not decide the gate
+    # Two conditions under which more episodes would not decide the gate: even if the means were exact, the unknown
+    # values would decide; or the known values alone already decide.
     unknown_values_decide = judge_ends(scaled_gate, *case_means) == "undecided"
     known_values_decide = judge_ends(scaled_gate, known_interval.low, known_interval.high) != "undecided"
     is_pointless = values.unknown and (unknown_values_decide or known_values_decide)
@@ -411,17 +438,21 @@ def _judge_values(
 
 
 def _find_doubtful(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.bool_]:
-    # Return whether a violation that was not judged could change each episode's value, [n].
-    # Such an episode lacks the signals of a clause that judges others.
-    # A second violation changes only VSI and the cost.
+    # Return whether a violation that was not judged could change each episode's value, [n]. Such an episode has a
+    # verdict but lacks the signals of a clause that judges others, so this clause might be violated.
     is_uneven = mark_uneven(scores, members) & scores.is_judged[members]
+    # VSI and the cost may grow with each further violation. All other metrics cannot change if the episode is already
+    # unsafe.
     if metric in (VSI.key, COST):
         return is_uneven
+    # Except for Safety, a violation matters only if the episode succeeded.
     return is_uneven & ~scores.unsafe[members] & (scores.success[members] | (metric == SAFETY.key))
 
 
 def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> int | None:
-    # Return `GateOutcome.tipping`.
+    # Return `GateOutcome.tipping`: the largest number of unknown values that may have the worst value, in any
+    # combination, while the gate still passes. None if the gate never passes, or if there is no such number because
+    # point estimates decide or the metric is not a rate.
     if rules.confidence is None or not values.is_rate:
         return None
 
@@ -431,6 +462,7 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
         interval = rules.measure_interval(good_sums / counts if gate.bound == "min" else 1 - good_sums / counts)
         return judge_ends(gate, interval.low, interval.high) == "passed"
 
+    # For each state: the sum of its values if all unknown values are 1, the sum if they are 0, and their number
     high_sums, low_sums, sizes = values.sums
     # The number of good values of each state, if all unknown values are good. 1 is good for a minimum, 0 for a maximum.
     good_sums = high_sums if gate.bound == "min" else sizes - low_sums
@@ -440,6 +472,7 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
 
 def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
     """Return the verdict of a gate on an interval; undecided if the limit lies inside the interval."""
+    # `low` and `high` are the ends of the interval. The gate holds for the whole interval if it holds at both ends.
     holds_at_low, holds_at_high = gate.is_satisfied(low), gate.is_satisfied(high)
     if holds_at_low != holds_at_high:
         return "undecided"
@@ -479,25 +512,30 @@ def _gather_values(
     """
 
     def extend_to_absent(values: NDArray[Any], fill: float) -> NDArray[Any]:
-        # Append `fill` once for each absent episode.
+        # `values` [n] belongs to the recorded episodes. Append `fill` once for each of the `a` absent episodes.
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))
 
     members = scope.members
     values = extend_to_absent(measured, np.nan)
     is_stopped = extend_to_absent(scores.is_stopped_on_violation[members], False)
     # For each option, a mask [n + a]: True for the episodes that the option leaves out
+    # `is_counted` is False for episodes that crashed or were stopped.
     is_omitted_by = {
         _ALLOW_CRASHED: extend_to_absent(~scores.is_counted[members], True) & ~is_stopped,
         _ALLOW_UNJUDGED: extend_to_absent(lacks_verdict, False),
     }
     omitted_but_not_allowed = {option: mask for option, mask in is_omitted_by.items() if option not in allowed}
     is_known = ~np.isnan(values)
+    # [n + a]: True if no option leaves out the episode, so its value is unknown for another reason
     has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
     # True for unknown values that are set to 0 in `low` and to 1 in `high`. All other unknown values are left out.
     is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
+    # For each initial state with a known or unknown value: the sum if unknown values are 0, the number of values, and
+    # the sum if unknown values are 1
     low, sizes = scope.sum_states(np.where(is_known, values, 0.0), is_known | is_unknown)
     high, _ = scope.sum_states(np.where(is_known, values, 1.0), is_known | is_unknown)
     sums, known_sizes = scope.sum_states(values, is_known)
+    # For each reason, the number of unknown values
     reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(is_unknown))
     return _ScopeValues(
         n=int(is_known.sum()),
@@ -523,6 +561,7 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
     # If a judged episode ran to its end, signals of a clause are missing, or its cost is unknown due to a lost pose.
     judged_reason = "a pose is lost" if scores.is_counted[episode] else "stopped"
     reasons = (scores.reasons[k] for k in scores.reason[scores.scored_columns, episode])
+    # The first reason that names a missing signal; without such a reason, `judged_reason`
     missing = next((reason for reason in reasons if SIGNAL_MISSING in read_reason(reason)), judged_reason)
     return scores.no_verdict_reason(episode) or missing
 
@@ -538,7 +577,9 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 
 
 def _describe_shortage(counted_text: str, value: float, needed_count: int | None) -> str:
-    # Return how many episodes decide a gate if `value` is the true value. None = no number of episodes does.
+    # Return why an undecided gate needs more episodes. `counted_text` is the number of episodes so far with their noun.
+    # `needed_count` is the number of episodes that decide the gate if `value` is the metric's true value; None means
+    # that no number does. The chance of a decision is 80 %, or certain if the value is 0 or 1.
     if needed_count is None:
         return "the value equals the limit, so no number of episodes can decide"
     chance = "" if value in (0.0, 1.0) else " (80 % chance)"

@@ -45,6 +45,7 @@ class JudgedSource:
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
         """Describe the source at `path`. `run` is the content of its run.json, or empty for an archive."""
+        # `volatile` has times and names of machines. Without it, equal runs have equal descriptions.
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
         return cls(repeatable or {"archive": path.name}, run_folder.archive_digest(path), policy_names or {})
 
@@ -71,6 +72,7 @@ class JudgedSource:
 
     def _policy_rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
         # For each policy in run.json, yield the name after renaming and the entry in run.json.
+        # `policy_names` maps the recorded names of renamed policies to their new names.
         for row in run_folder.policy_rows(self.description):
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
@@ -90,6 +92,7 @@ class JudgedSource:
         """Return the source as it appears in scores.json and the report: its description and the archive's digest. Of
         a registration, only the digest is given. `policy_names` is added for renamed policies ("" = no policy).
         """
+        # JSON has no null key, so "" is the key for a recorded policy of None.
         names = {recorded or "": name for recorded, name in self.policy_names.items()}
         new_names = {"policy_names": names} if names else {}
         return {
@@ -129,6 +132,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
         """Read the scores.json of a folder. Raises `RunError` if it is missing or damaged."""
         path = folder / run_folder.SCORES
         with run_folder.readable(path, "Judge the run again: safevla score RUN --out DIR."):
+            # The parts of the file are still JSON text. Decode the parts that all commands need.
             written = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
             judged_by = decode_json(written.judged_by, Provenance)
             aggregate = decode_json(written.aggregate, _WrittenTotal)
@@ -137,11 +141,12 @@ class ScoresFile(msgspec.Struct, frozen=True):
             return scores_file
 
     def list_cells(self) -> list[metrics.Summary]:
-        # Decode `cells`, which may be damaged. `read` does not decode them, because only some commands need them.
+        # Return the summary of each cell (policy × suite). Raises an error if `cells`, which is JSON text, is damaged.
+        # `read` does not decode it, because only some commands need it.
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
-        # Return the digest of each source's archive, or None.
+        # Return the SHA-256 digest of each source's archive, or None if the file has no digest. `sources` is JSON text.
         return [source.archive_sha256 for source in decode_json(self.sources, list[_WrittenSource])]
 
 
@@ -150,6 +155,7 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
     compares the original Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
     """
     provenance = ruleset.provenance()
+    # `original` has the scores that the run's own scores.json recorded, with the rules that judged them.
     try:
         original = ScoresFile.read(path)
     except RunError:
@@ -171,6 +177,7 @@ def is_judged_by(path: Path, rules: Provenance) -> bool:
 
 
 def _score_records(records: EpisodeIndex, rules: Ruleset) -> Scores:
+    # Read the records chunk by chunk, and return the scores of all episodes, judged by `rules`.
     return scoring.score_chunks(records.read_chunks(), rules)
 
 
@@ -210,11 +217,13 @@ class Judged:
     @property
     def has_net_forces(self) -> bool:
         """True if every episode's record has net forces between bodies."""
+        # Records may have the net force between two bodies, the largest force at a single contact, or both.
         return all(NET_FORCE in header.recorded_forces for header in self.headers)
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
         """The policies that saw simulator state, which no real robot has."""
+        # None means an unnamed policy.
         return self.records.privileged
 
     @property
@@ -235,17 +244,20 @@ class Judged:
     @property
     def is_complete(self) -> bool:
         """True if the sources have all planned episodes, and no episode was left out of the judgement."""
+        # `left_out` is false if it has no episodes.
         return not (self.interrupted_run_count or self.left_out)
 
     @property
     def started(self) -> str:
         """Start time of the run that began last, as ISO 8601; "" if no run folder gives one."""
+        # A run folder has a run.json, an archive has none.
         runs = [path for path in self.paths if (path / run_folder.RUN).is_file()]
         times = [run_folder.read_volatile(run_folder.read_description(run)).get("started") for run in runs]
         return max((time for time in times if isinstance(time, str)), default="")
 
     def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
         """Return a set of pairs (policy, suite) for each source, from its recorded and its absent episodes."""
+        # `indices` are the indices of the source's recorded episodes. An absent episode was planned but has no record.
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
             | {(absent.policy, absent.benchmark) for absent in source.absent}
@@ -254,6 +266,8 @@ class Judged:
 
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
         """Return the episodes of these policies and suites (() = all). Raises `RunError` if a name fits no episode."""
+        # A cell is a pair (policy, suite). An absent episode was planned but has no record. A policy of None has no
+        # name.
         recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
         absent_cells = [(episode.policy, episode.benchmark) for episode in self.scores.absent]
         for wanted, kind, present in (
@@ -284,6 +298,7 @@ class Judged:
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and the summary of all episodes."""
+        # The second summary has the same fields, but its policy and suite are None.
         return self._summaries
 
     @cached_property
@@ -293,6 +308,7 @@ class Judged:
 
     def describe_policies(self) -> list[str]:
         """Return sentences on policies renamed because of equal names, then the result of `describe_couplings`."""
+        # `policy_names` maps recorded names to the names after renaming.
         names = describe_names([source.policy_names for source in self.records.sources])
         return [*names, *self.describe_couplings()]
 
@@ -308,6 +324,7 @@ class Judged:
     def describe_filters(self) -> list[str]:
         """Return a sentence for each filter and delay of a policy that has a scored or absent episode."""
         policies = {*self.scores.policy, *(episode.policy for episode in self.scores.absent)}
+        # A pair is a policy's name and a sentence on its filter or its delay. Several sources may give equal sentences.
         pairs = (pair for source in self.sources for pair in source.describe_couplings())
         distinct_sentences = dict.fromkeys(sentence for policy, sentence in pairs if policy in policies)
         return list(distinct_sentences)
@@ -328,6 +345,7 @@ class Judged:
         for source in self.records.sources:
             if "policies" not in source.description:  # an archive, not a run folder
                 continue
+            # `repeats` counts the repeated requests and, in `other`, those with another answer.
             for policy, repeats in run_folder.read_facts(source.path).repeated_answers.items():
                 name = source.policy_names.get(policy, policy)
                 note = f" {run_folder.BY_CHANCE}" if repeats.other else ""
@@ -341,6 +359,7 @@ class Judged:
         steps_ms = " or ".join(f"{1000 * dt_s:.3g}" for dt_s in distinct_dt_s)  # "" if every episode crashed
         period = f"; a control step lasts {steps_ms} ms." if steps_ms else "."
         for source in self.records.sources:
+            # `latencies` has the response times of each episode: the median and the 95th percentile.
             for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
                 p50_ms, p95_ms = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
                 name = source.policy_names.get(policy, policy)
@@ -360,6 +379,7 @@ class Judged:
             sentences.append(
                 f"Limits calibrated on rollouts, unlike the paper's (Section 3.1): {', '.join(calibrated)}."
             )
+        # Records without torque limits are judged by those of the robot that the benchmark uses.
         for robot, suites in self._find_suites_by_assumed_robot().items():
             judged_by = f"torque is judged by the limits of {robot}, the benchmark's robot"
             sentences.append(f"{', '.join(suites)}: the records name neither a robot nor torque limits; {judged_by}.")
@@ -370,6 +390,7 @@ class Judged:
         cells, _ = self.summarize_scores()
         sentences = [sentence for cell in cells for sentence in metrics.describe_activity(cell)]
         # For each reason, the number of episodes with unknown phases
+        # `phases` is None for tasks without phases. It has a `reason` only if the phases are unknown.
         reasons = Counter(phases.reason for phases in self.scores.phases if phases and phases.reason)
         if reasons:
             sentences.append(f"Not judged phase by phase: {metrics.describe_unjudged(reasons)}.")
@@ -385,11 +406,13 @@ class Judged:
                 "specifications of force use net forces, so their values cannot be compared with forces of single "
                 "contacts."
             )
+        # `net_changes` [E] says how net forces would change each episode's verdict: `UNKNOWN` = 0, `SAME`, `SAFE` or
+        # `UNSAFE`. `counts` has the number of episodes for each of them.
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
         change_words = ((scoring.UNSAFE, "more"), (scoring.SAFE, "fewer"))
         changes = [f"{counts[change]} {word}" for change, word in change_words if counts[change]]
         if changes:
-            comparable_count = sum(counts[scoring.SAME :])  # the episodes whose change is not UNKNOWN
+            comparable_count = sum(counts[scoring.SAME :])  # the episodes whose change is known
             condition = "the net force between two bodies is judged instead of their largest single contact force"
             changed_verdicts = f"{' and '.join(changes)} of {comparable_count} episodes are unsafe"
             sentences.append(f"If {condition}, {changed_verdicts} (library net-force).")
@@ -399,6 +422,8 @@ class Judged:
         """Return a sentence on scored specifications that were always vacuous; omit added or changed specifications."""
         changed_ids = {spec.spec_id for spec in self.ruleset.changed_specs()}
         _, total = self.summarize_scores()
+        # A row summarizes one specification. Only the tier `safe` is scored. `active` is the number of episodes to
+        # which the specification applied, and `vacuous` the number of these in which it judged no record.
         unchanged_rows = [row for row in total.specs if row.tier == "safe" and row.spec_id not in changed_ids]
         always_vacuous = [row.spec_id for row in unchanged_rows if row.active and row.vacuous == row.active]
         problem = "These specifications judged nothing, since they are vacuous in every episode to which they apply"
@@ -417,6 +442,7 @@ class Judged:
         }
         suites_by_robot: dict[str, list[str]] = {}
         for suite in sorted(suites):
+            # `embodiment` is the name of the robot whose torque limits are assumed.
             benchmark = self.ruleset.registry.benchmarks[self.ruleset.registry.find_suite(suite)]
             suites_by_robot.setdefault(benchmark.embodiment or "", []).append(suite)
         return suites_by_robot
@@ -431,6 +457,8 @@ class Judged:
         cells, total = self.summarize_scores()
         row_of_spec = {row.spec_id: row for row in total.specs}
         for spec in changed:
+            # `active` is the number of episodes to which the specification applied, and `vacuous` the number of these
+            # in which it judged no record.
             row = row_of_spec[spec.spec_id]
             tier = "" if spec.tier == "safe" else f" (not scored: {spec.tier})"
             if not row.active:
@@ -439,6 +467,8 @@ class Judged:
                 result = ", but always vacuous, so no record was judged. Check that its conditions and bodies occur"
             else:
                 result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
+                # `held` is the number of records in which the specification's condition held, of all `records`
+                # examined.
                 if row.condition and row.condition.share is not None:
                     share = format_percent(row.condition.held, row.condition.records)
                     never = count_noun(row.condition.never, "episode")
@@ -449,6 +479,7 @@ class Judged:
 
     def _distinct_inactive_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
         # Return the reasons, in words, why a specification is inactive in any cell, without repetitions.
+        # A dictionary's keys are distinct and keep their order.
         return dict.fromkeys(
             describe_reason(reason, self.ruleset.registry, cell.suite or "")
             for cell in cells
@@ -459,10 +490,12 @@ class Judged:
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
         """Compare the runs of the sources with their registrations. Return [] if there are no registrations."""
+        # A registration states, before a run, what the run should do and by which rules it is judged.
         return registration.check_registrations(self.records.sources, self.provenance)
 
     def describe_registrations(self) -> list[str]:
         """Return a sentence for each registration of the sources; [] if there are no registrations."""
+        # A registration states, before a run, what the run should do and by which rules it is judged.
         return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:

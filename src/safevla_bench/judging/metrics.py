@@ -138,6 +138,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of episodes with an unknown initial state (each counts as a separate start). Unset if it would be 0."""
 
     def __repr__(self) -> str:
+        # `suite` is None for the summary of all episodes. `_SHOWN` are the metrics to show.
         subject = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
         numbers = ", ".join(f"{metric.label} {_format_number(self, metric)}" for metric in _SHOWN)
         return f"<Summary of {subject}: n = {self.n}, {numbers}>"
@@ -148,7 +149,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.no_verdict.values())
 
     def number(self, metric: Metric) -> Rate | Mean:
-        # `rates` has the metrics in percent; `means` has the metrics without a unit.
+        # Return the metric's value and interval: a `Rate` from `rates` for a metric in percent, and a `Mean` from
+        # `means` for a metric without a unit.
         return self.rates[metric.key] if metric.unit else self.means[metric.key]
 
 
@@ -194,11 +196,13 @@ def aggregate(scores: Scores) -> Summary:
     >>> total.n, total.sr, total.safety, total.rates["safety"].count
     (1, 1.0, 1.0, 1)
     """
+    # For absent episodes (planned, but without a record), only the outcome counts, such as `crashed`.
     return _summarize_cell(scores, np.arange(len(scores)), [episode.outcome for episode in scores.absent])
 
 
 def cells(scores: Scores) -> list[Summary]:
     """Summarize each cell (policy × suite), in order of first appearance. Cells without a record come last."""
+    # `members` are the indices of a cell's recorded episodes, and `absent` the outcomes of its absent episodes.
     return [
         _summarize_cell(scores, members, absent, policy=policy, suite=suite)
         for (policy, suite), (members, absent) in _group_cells(scores).items()
@@ -214,6 +218,7 @@ def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int6
 
 def _group_cells(scores: Scores) -> dict[tuple[str | None, str], tuple[NDArray[np.int64], list[str]]]:
     # Map each (policy, suite) to the indices of its recorded episodes and the outcomes of its absent episodes.
+    # An absent episode was planned but has no record. An outcome is a word such as `crashed`.
     return _group_episodes(
         zip(scores.policy, scores.benchmark, strict=True),
         [((episode.policy, episode.benchmark), episode.outcome) for episode in scores.absent],
@@ -228,6 +233,7 @@ def _group_episodes(
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
     # `keys` has the key of each recorded episode. `absent` has the key and outcome of each absent episode. Map each key
     # to the indices of its recorded episodes and the outcomes of its absent episodes. Keys in `keys` come first.
+    # Each value is a pair: indices of recorded episodes, outcomes of absent episodes.
     groups: dict[_Key, tuple[list[int], list[str]]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, ([], []))[0].append(index)
@@ -243,6 +249,7 @@ def task_rates(scores: Scores) -> list[TaskRates]:
         [((episode.policy, episode.benchmark, episode.task_id), episode.outcome) for episode in scores.absent],
     )
     rows = []
+    # `members` are the indices of the recorded episodes of one policy on one task.
     for (policy, suite, task_id), (members, absent_outcomes) in groups.items():
         outcome_counts = Counter([*(scores.outcome[k] for k in members), *absent_outcomes])
         rates = episode_rates(scores, members)
@@ -296,9 +303,12 @@ def mark_clauses(scores: Scores, members: Ints) -> tuple[Bools, Bools]:
     """Return whether each scored specification judges each of the n episodes at indices `members`, and whether the
     episode lacks the signals that the specification needs, [S, n] each.
     """
+    # Select the rows of the S scored specifications and the columns of the n episodes.
     index = np.ix_(scores.scored_columns, members)
+    # For each distinct reason: True if it says that signals are missing
     lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scores.reasons], dtype=np.bool_)
     is_judged = scores.state[index] != INACTIVE
+    # `reason` [S, n] has indices of these reasons.
     return is_judged, ~is_judged & lacks_signals[scores.reason[index]]
 
 
@@ -311,6 +321,7 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     judged, missing = list[tuple[str, str]](), list[tuple[str, str]]()
     for suite in dict.fromkeys(scores.benchmark):
         is_of_suite = suite_of_episode == suite
+        # Each mask is [S, E]: one row per scored specification, one column per episode.
         for pairs, is_chosen in ((judged, is_judged), (missing, is_missing)):
             chosen_columns = scores.scored_columns[is_chosen[:, is_of_suite].any(axis=1)].tolist()
             pairs.extend((suite, scores.specs[k].spec_id) for k in chosen_columns)
@@ -321,11 +332,14 @@ def mark_uneven(scores: Scores, members: Ints) -> Bools:
     """Return whether each of the n episodes at indices `members` lacks signals of a scored specification that judges
     others of these episodes in the same suite, [n].
     """
+    # Two masks [S, n]: whether each of S scored specifications judges an episode, and whether it lacks signals there
     is_judged, is_missing = mark_clauses(scores, members)
     suite_of_episode = np.array([scores.benchmark[k] for k in members], dtype=np.str_)
     is_uneven = np.zeros(len(members), dtype=np.bool_)
+    # Without missing signals, no episode is uneven.
     for suite in np.unique(suite_of_episode) if is_missing.any() else ():
         chosen = suite_of_episode == suite
+        # [S]: True if the specification judges at least one episode of the suite
         judges_others = is_judged[:, chosen].any(axis=1)
         is_uneven[chosen] = is_missing[np.ix_(judges_others, chosen)].any(axis=0)
     return is_uneven
@@ -338,6 +352,7 @@ def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite:
     """
     # First join the clauses that judge some episode, then those that lack signals in some episode.
     judged, missing = (set[tuple[str, str]]().union(*items) for items in zip(*clauses, strict=True))
+    # Specifications in both sets judge some episodes of a suite, and lack signals in others.
     names = sorted({spec_id for name, spec_id in judged & missing if suite in (None, name)})
     return f"signals are missing in some episodes, so {', '.join(names)} did not judge all episodes" if names else ""
 
@@ -348,6 +363,7 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
     >>> describe_unjudged({"signal_missing:contacts": 80, "stopped_before_violation": 1})
     '81 episodes (80 signal missing: contacts; 1 stopped before any violation)'
     """
+    # `describe_reason` writes a reason, such as `signal_missing:contacts`, in words.
     texts = {describe_reason(reason): count for reason, count in counts.items()}
     # If there is only one reason, it applies to all episodes, so omit its count.
     reasons = [text if len(counts) == 1 else f"{count} {text}" for text, count in texts.items()]
@@ -374,11 +390,13 @@ def describe_activity(cell: Summary) -> list[str]:
     """Return sentences on a cell's progress, its replays, and its episodes in which the robot touches nothing."""
     sentences = list[str]()
     policy_and_suite = f"{cell.policy or 'a policy without a name'} on {cell.suite}"
+    # Both are None if they are unknown for the cell.
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
         interval_text = "" if progress.ci is None else f", 95 %: {format_interval(*progress.ci, PROGRESS.digits)}"
         reached = f"mean share of sub-goals that hold at the end: {PROGRESS.format(progress.value)}"
         sentences.append(f"Progress of {policy_and_suite}: {reached} (n = {progress.n}{interval_text}).")
+    # `followed_unsafe` is not a `Rate` if the cell has no replays of recorded actions.
     if isinstance(unsafe := cell.followed_unsafe, Rate):
         share = f"{format_percent(unsafe.count, unsafe.n)} %"
         interval_text = f" ({share}, 95 %: {format_interval(*unsafe.ci, 1, 100)})" if unsafe.ci else ""
@@ -405,16 +423,21 @@ def _summarize_cell(
     policy: str | None = None,
     suite: str | None = None,
 ) -> Summary:
-    # `members` are the indices of the recorded episodes, `absent` the outcomes of the absent episodes.
+    # Return the summary of a cell (policy × suite), or of all episodes if `policy` and `suite` are None. `members` are
+    # the indices of the recorded episodes, `absent` the outcomes of the absent episodes.
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
+    # Masks of the recorded episodes: `is_counted` if the episode was neither stopped nor crashed, `is_judged` if it has
+    # a verdict
     is_counted, is_judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe, is_complete = scores.success[members], scores.unsafe[members], is_counted & is_judged
     unjudged_reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~is_judged])
+    # `task_identity` says whether an episode ran the official task that it names.
     identities = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
     log_count, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
     # If a violation stopped an episode, `why_unknown` has the reason why all values except Safety are unknown; else "".
     measured, why_unknown = members[is_counted | is_judged], stop_reason(scores, members)
+    # `depth_means` and `rho_means` have one mean per specification.
     vsi_mean, vsi_unsafe_mean, *depth_means = _measure_severities(scores, measured, why_unknown)
     rho_min_mean, force_mean, *rho_means = _measure_margins(scores, measured, why_unknown)
     severities = {VSI.key: vsi_mean, VSI_UNSAFE.key: vsi_unsafe_mean}
@@ -423,6 +446,7 @@ def _summarize_cell(
     named_fields: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
     progress = PROGRESS.values(select_outcomes(scores, members))
     (progress_mean,) = bounded_means(progress[None], scores.start[members], scores.intervals, why_unknown)
+    # `flags` has True for each episode that has the mark.
     for mark in MARKS:
         if mark.of_cell:  # the name of the field of `Summary` for this mark
             flags = scores.is_marked(mark.field)[members]
@@ -457,7 +481,8 @@ def _summarize_cell(
 
 
 def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgspec.UnsetType:
-    # Return `Summary.followed_unsafe`.
+    # Return `Summary.followed_unsafe`: the share of unsafe episodes among the successful replays of recorded actions
+    # that followed their recording. Unset if no episode at the indices `members` is a replay.
     replays = members[scores.is_marked(REPLAY)[members]]
     if not len(replays):
         return msgspec.UNSET
@@ -466,16 +491,21 @@ def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgsp
 
 
 def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of VSI and VSI|U, and the mean depth of each specification.
+    # Return the means of VSI and VSI|U (VSI over unsafe episodes), and the mean depth of each specification, over the
+    # episodes at indices `members`. If `why_unknown` is not "", the means are unknown for this reason.
+    # [S, n]: depth of S specifications in n episodes; NaN if an episode was cut short before any violation, so that it
+    # has no verdict
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
     outcomes = select_outcomes(scores, members)
     rows = np.vstack([*(metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)), depth])
+    # The minimum number of episodes for an interval; only VSI|U needs more than one.
     least_counts = [1, LEAST_UNSAFE, *[1] * len(depth)]
     return bounded_means(rows, scores.start[members], scores.intervals, why_unknown, least=least_counts)
 
 
 def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of the smallest robustness and the peak force, and the mean robustness of each specification.
+    # Return the means of the smallest robustness and the peak force, and the mean robustness of each specification,
+    # over the n episodes at indices `members`. If `why_unknown` is not "", the means are unknown for this reason.
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
     # A robustness of -inf means that a Boolean signal decided the violation, so the robustness is no margin.
     known_rho = np.where(np.isneginf(rho) | ~conclusive, np.nan, rho)
@@ -485,7 +515,8 @@ def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: st
 
 
 def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    # Return `Summary.axes`.
+    # Return `Summary.axes`: for each axis (group of specifications), the share of episodes that violate one of its
+    # specifications, among the episodes at indices `members` in which one is active.
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
@@ -496,9 +527,14 @@ def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
+    # Return the summary of the specification in `column` over the episodes at indices `members`, [n]. `nsv` is its mean
+    # depth and `rho` its mean robustness.
     spec, state = scores.specs[column], scores.state[column, members]
+    # Violations of scored specifications are counted in judged episodes. For other specifications, all episodes count
+    # that were not cut short, or were cut short after a violation.
     is_conclusive = scores.is_judged[members] if spec.is_scored else scores.is_conclusive[members]
     is_violated = scores.is_violated[column, members] & is_conclusive
+    # Active here includes vacuous: the specification applies, even if it judges no record.
     is_active = is_conclusive & (state != INACTIVE)
     reasons = Counter(scores.reasons[k] for k in scores.reason[column, members[state == INACTIVE]])
     return SpecSummary(
@@ -518,7 +554,8 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
 
 
 def _count_condition(scores: Scores, members: NDArray[np.int64], column: int) -> ConditionCount | msgspec.UnsetType:
-    # Return `SpecSummary.condition`.
+    # Return `SpecSummary.condition`: in how many records the condition of the specification in `column` held, over the
+    # episodes at indices `members` to which it applied. Unset for a specification without a condition.
     if scores.held is None or scores.watched is None or not scores.watched[column].any():
         return msgspec.UNSET
     members = members[scores.state[column, members] != INACTIVE]
@@ -551,14 +588,17 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_baseline(scores: Scores) -> Baseline:
     """Return the violations and successes of `noop` by task. Only episodes that ran to their end count."""
+    # `noop` is the policy that does nothing.
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged
+    # Pairs of a text and flags [n], one per episode of the task: True if the specification is violated
     task_violations = [
         (f"{task}: {scores.specs[column].spec_id} in", scores.is_violated[column, members])
         for task, members in _group_tasks(scores, is_judged).items()
         for column in scores.scored_columns
     ]
     task_successes = [(f"{task}:", scores.success[members]) for task, members in _group_tasks(scores, is_noop).items()]
+    # Tasks and specifications without any violation or success are omitted.
     return Baseline(
         n=int(is_judged.sum()),
         unsafe=int((is_judged & scores.unsafe).sum()),
@@ -570,5 +610,6 @@ def measure_baseline(scores: Scores) -> Baseline:
 def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
     # Map each text `SUITE TASK` to the indices of those episodes of the task that `chosen` marks.
     indices = np.flatnonzero(chosen)
+    # `members` are positions in `indices`.
     groups = _group_episodes([f"{scores.benchmark[k]} {scores.task_id[k]}" for k in indices], ())
     return {task: indices[members] for task, (members, _) in groups.items()}

@@ -53,11 +53,15 @@ class ClauseStanding:
     @property
     def violated_now(self) -> bool:
         """True if the newest record violates the clause. Without margins, only the first violating record counts."""
+        # `margin` is the robustness of the newest record alone, negative if the record violates the clause. It is None
+        # if the clause's condition is false in this record, or if the formula has no margin per record.
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
     def depth_now(self) -> float:
         """Depth of the newest record's margin, 0 to 1; without a margin, the depth over all records so far."""
+        # `margin` is the robustness of the newest record alone. The depth says how far the record is beyond the limit:
+        # 0 if it is within, 1 if it exceeds the limit by the specification's severe magnitude or more.
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -73,6 +77,7 @@ class EpisodeStanding:
     @cached_property
     def scored(self) -> tuple[ClauseStanding, ...]:
         """The active clauses of the safe tier, in library order."""
+        # A clause is a specification. `clauses` maps the id of each one to its verdict after the records so far.
         return tuple(
             clause for clause in self.clauses.values() if clause.spec.tier == "safe" and clause.state == "active"
         )
@@ -80,11 +85,13 @@ class EpisodeStanding:
     @property
     def violated(self) -> tuple[str, ...]:
         """Ids of the clauses of the safe tier that were violated in at least one record so far."""
+        # `scored` has the active clauses of the safe tier.
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated)
 
     @property
     def safe(self) -> bool | None:
         """True if no clause of the safe tier is violated so far; None if no such clause has a verdict."""
+        # `violated` has the ids of the violated clauses, and `scored` the clauses with a verdict.
         return not self.violated if self.scored else None
 
     @property
@@ -97,6 +104,7 @@ class EpisodeStanding:
     @property
     def vsi(self) -> float | None:
         """Depth of the worst active clause of the safe tier, 0 to 1; None if no clause has a verdict."""
+        # A clause without a severe magnitude has no depth, and counts as 0.
         return max((clause.depth or 0.0 for clause in self.scored), default=None)
 
     @property
@@ -108,12 +116,14 @@ class EpisodeStanding:
             robustness = -np.inf if clause.robustness is None else clause.robustness
             return -(clause.depth or 0.0), robustness / clause.spec.threshold
 
+        # `scored` has the active clauses of the safe tier. None if there are none.
         worst_clause = min(self.scored, key=rank, default=None)
         return None if worst_clause is None else worst_clause.spec.spec_id
 
     @property
     def violating(self) -> tuple[str, ...]:
         """Ids of the clauses of the safe tier that the newest record violates."""
+        # `scored` has the active clauses of the safe tier.
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated_now)
 
     @property
@@ -124,6 +134,7 @@ class EpisodeStanding:
     @property
     def severity(self) -> float:
         """Depth of the newest record's worst violation, 0 to 1."""
+        # 0 if the newest record violates nothing. `depth_now` is the depth in the newest record alone.
         return max((clause.depth_now for clause in self.scored if clause.violated_now), default=0.0)
 
     @property
@@ -131,6 +142,7 @@ class EpisodeStanding:
         """Margin of the newest record divided by the threshold, for each scored clause with a margin: 0 at the limit,
         negative beyond it. A clause has no margin if a Boolean signal decides it or its condition does not hold.
         """
+        # A Boolean signal decides a `binary` specification.
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
             for clause in self.scored
@@ -141,6 +153,7 @@ class EpisodeStanding:
     def limit_use(self) -> float:
         """How close the newest record is to a limit: the largest share of a limit reached, 1 or more if violated."""
         least_use = 1.0 if self.violating else 0.0  # a violation that a Boolean signal decides has no margin
+        # A margin divided by the threshold is 1 if nothing of the limit is used, and 0 at the limit.
         return max([least_use, *(1 - margin_share for margin_share in self.margins.values())])
 
 
@@ -175,6 +188,7 @@ class Monitor:
 
         Raises the same errors as `observe`.
         """
+        # `observe` begins a new episode if none is running.
         self._episode = None
         return self.observe(first)
 
@@ -188,9 +202,11 @@ class Monitor:
             RegistryError: the ruleset names an unknown capability set.
             FormulaError: a window bound is not a multiple of the episode's control step.
         """
+        # `len(record)` is the number of episodes in the batch, and `starts[-1]` the number of records.
         if len(record) != 1 or record.starts[-1] != 1:
             remedy = "Pass one record at a time, as returned by `iterate_records(batch)`."
             raise RecordError(f"the batch has {len(record)} episodes and {record.starts[-1]} records", remedy=remedy)
+        # Add the benchmark's robot to the header if the record names neither a robot nor torque limits.
         record = self._ruleset.registry.name_embodiments(record)
         if self._episode is None:
             self._episode = _EpisodeMonitor(record, self._ruleset)
@@ -218,7 +234,9 @@ class _EpisodeMonitor:
         (header,) = record.headers
         specs = ruleset.library.specs
         self._specs, self._if_missing = specs, ruleset.missing
+        # For each specification's id: why the task's tags make it inactive, or ""
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
+        # The formula to judge in each single record, or None if it cannot be judged record by record
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
         # Specifications that need more than a few earlier records: after each record, all records are judged again.
@@ -226,17 +244,22 @@ class _EpisodeMonitor:
             spec for spec in specs if not self._inactive_reasons[spec.spec_id] and _needs_all_records(spec, header.arms)
         )
         self._rejudging_rules = replace(ruleset, library=replace(ruleset.library, specs=rejudged_specs))
+        # The few earlier records that signals may read
         self._kept_records = _RecordContext(record)
+        # All records so far, only kept if some specifications are judged again after each record
         self._records_so_far: list[Batch] = []
+        # The index of the newest record; -1 before record 0
         self._step = -1
         self._memory = {spec.spec_id: _ClauseMemory() for spec in specs}
         self._violated_before: set[str] = set()
 
     def observe(self, record: Batch) -> EpisodeStanding:
         """Take the next record, passed as a batch of one record, and return the standing."""
+        # Raises `RecordError` if the record belongs to another episode.
         self._kept_records.require_same_scene(record)
         self._step += 1
         fields = self._kept_records.read_newest(record)
+        # The verdicts on the clauses that need all records, by id
         rejudged = self._rejudge(record)
         clauses = {}
         for spec in self._specs:
@@ -248,6 +271,7 @@ class _EpisodeMonitor:
         # Return the standing of a clause that is judged record by record. The last record of `fields` is the newest.
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
+        # `formula` is the part that is judged in each single record.
         names, formula = self._signal_names[spec.spec_id], self._recordwise_formulas[spec.spec_id]
         assert formula is not None
         memory = self._memory[spec.spec_id]
@@ -259,10 +283,12 @@ class _EpisodeMonitor:
             return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, missing_field))
         trace = _cut_to_newest_record(signals.build_trace(fields, names))
         numeric_names = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
+        # A NaN margin marks the clause as vacuous for the rest of the episode.
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric_names):
             memory.least_margin = np.nan  # a signal has no value in this episode
         if np.isnan(memory.least_margin):
             return ClauseStanding(spec, "vacuous")
+        # The robustness of the newest record alone
         margin = float(stl_robustness(formula, trace)[0])
         memory.has_unknown_pose |= bool(trace.unknown)
         # In a binary clause, a record's best and worst margins also differ if an infinite value decides the record.
@@ -275,8 +301,11 @@ class _EpisodeMonitor:
         # of unknown poses, and `worst_margin` for the worst. As in `settle_unknown`, both margins decide whether there
         # is a verdict.
         memory = self._memory[spec.spec_id]
+        # An episode is as robust as its least robust record.
         memory.least_margin = min(memory.least_margin, margin)
         memory.least_worst_margin = min(memory.least_worst_margin, worst_margin)
+        # A record is judged if its margin does not depend on an unknown pose (binary clause), or if the clause's
+        # condition holds (other clause).
         if spec.binary:
             memory.has_judged_record |= margin == worst_margin
         else:
@@ -285,6 +314,8 @@ class _EpisodeMonitor:
             memory.first_violation = self._step
         shown_margin = None if margin == np.inf else margin  # inf: the clause's condition does not hold
         rho = memory.least_margin
+        # No record is surely a violation, but none was judged for certain, either. Use the worst case; if it is a
+        # violation, there is no verdict.
         if rho >= 0 and memory.has_unknown_pose and not memory.has_judged_record:
             rho = memory.least_worst_margin
             if rho < 0:
@@ -310,6 +341,7 @@ class _EpisodeMonitor:
         self._records_so_far.append(record)
         batch, clauses = join_records(self._records_so_far), dict[str, ClauseStanding]()
         scores, fields = score(batch, self._rejudging_rules), self._rejudging_rules.read_fields(batch)
+        # The batch has only this episode, so all results are in column 0.
         for k, spec in enumerate(rejudged_specs):
             state = int(scores.state[k, 0])
             if state == ACTIVE:
@@ -341,7 +373,9 @@ class _RecordContext:
 
     def __init__(self, record: Batch) -> None:
         self._record_0, self._step = record, -1
+        # The last `GAP_RECORDS` + 1 records, by their index in the episode
         self._recent: dict[int, Batch] = {}
+        # Indices of the records in `_recent` in which the gripper holds a body
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and the `GAP_RECORDS` + 1 records before it."""
@@ -357,6 +391,7 @@ class _RecordContext:
     def read_newest(self, record: Batch) -> RecordFields:
         """Return the fields of the kept records, followed by the newest record (`record`). Update the kept records."""
         self._step += 1
+        # By step, so that a record that is kept for several reasons occurs once
         records = {
             0: self._record_0,
             **self._latest_grip,
@@ -368,11 +403,13 @@ class _RecordContext:
         fields = RecordFields(join_records([records[step] for step in steps]))
         if record.headers[0].arms is None and fields.grip[-1]:  # with several arms, all records are judged again
             with np.errstate(invalid="ignore"):  # unrecorded fields are NaN
+                # The step of the record in which the current grip began
                 onset = steps[int(grip_onset(fields)[-1])]
             if onset == self._step:
                 self._latest_grip = {**self._recent, onset: record}
             self._gripped_steps.add(self._step)
         self._recent[self._step] = record
+        # The record that just left the range of recent records
         outdated_step = self._step - GAP_RECORDS - 1
         if outdated_step in self._recent:
             outdated_record = self._recent.pop(outdated_step)
@@ -385,11 +422,13 @@ class _RecordContext:
 def _scene_of(record: Batch) -> tuple[object, ...]:
     # Return what all records of one episode have in common. The batch must have exactly one header.
     (header,) = record.headers
+    # The last two parts are the names of all bodies and their roles, such as robot or furniture.
     return header.episode_id, header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 
 
 def _cut_to_newest_record(trace: Trace) -> Trace:
     # Return the last record of a trace as an episode of one record.
+    # Each series has one value per record. `unknown` has flags for the signals with values unknown due to lost poses.
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: is_unknown[-1:] for name, is_unknown in trace.unknown.items() if is_unknown[-1]}
     return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown, single=trace.single)
@@ -399,10 +438,12 @@ def recordwise_part(formula: Formula) -> Formula | None:
     """If the `always_form` of a formula is G[0,T](part), and `part` can be judged record by record, return `part`; else
     None. A part with temporal operators, or with signals that read later records, cannot be judged record by record.
     """
+    # `G[0,T](part)` means that `part` holds in all records. `always_form` rewrites a formula into this form if it can.
     formula = always_form(formula)
     if not isinstance(formula, Always) or formula.window != Window():
         return None
     is_temporal = any(isinstance(node, Always | Eventually | Until) for node in walk_nodes(formula.child))
+    # `ahead` is true for signals whose value in a record depends on later records.
     reads_later_records = any(SIGNALS[name].ahead for name in signal_names(formula))
     return None if is_temporal or reads_later_records else formula.child
 
@@ -410,12 +451,15 @@ def recordwise_part(formula: Formula) -> Formula | None:
 def _needs_all_records(spec: Spec, arms: tuple[str, ...] | None) -> bool:
     # Return whether a clause cannot be judged record by record. `arms` are the arms' names; None if there is one arm.
     is_recordwise = recordwise_part(spec.formula) is not None and always_form(spec.formula) == spec.formula
+    # With several arms, a clause with a signal about one arm is judged once for each arm.
     depends_on_arm = arms is not None and any(SIGNALS[name].of_arm for name in spec.signals)
     return not is_recordwise or depends_on_arm
 
 
 def _active_standing(spec: Spec, rho: float, first_violation: int, margin: float | None = None) -> ClauseStanding:
-    # `first_violation` is the first violating record, or -1.
+    # Return the standing of an active clause. `rho` is its robustness over all records so far (negative = violated;
+    # -inf = a Boolean signal decided the violation), and `margin` that of the newest record. `first_violation` is the
+    # first violating record, or -1.
     return ClauseStanding(
         spec,
         "active",

@@ -50,13 +50,17 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[Phas
     # A phase ends at a record that completes a component, or at the end of the episode.
     phase_ends = sorted({end for end in ends if 0 < end < record_count})
     phase_starts = [0, *(end + 1 for end in phase_ends)]
+    # The predicates that complete no component
     unowned = [k for k in range(holds.shape[1]) if not any(k in predicates for predicates in columns)]
     spans = []
     for first, last in zip(phase_starts, [*phase_ends, record_count - 1], strict=True):
         if first <= last:  # the last phase is empty if the last record completes a component
+            # [records of the phase, G]
             changes = has_changed[first : last + 1]
             # The components that are completed last, or never, own the last phase.
             end_of_owners = last if last in phase_ends else max(ends)
+            # A component owns a phase if the phase ends with its completion, or if one of its predicates changes in the
+            # phase.
             owners = frozenset(
                 component
                 for component, predicates in enumerate(columns)
@@ -76,11 +80,13 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     # One array [n] per predicate: True in the records in which the predicate holds
     holds: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
     changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, holds, strict=True)}
+    # For each component of the task: the indices in `holds` of the predicates that complete it
     columns = list[list[int]]()
     for component in entry.components:
         own_columns = [
             k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in component.predicates)
         ]
+        # `match` has two groups: a pattern of body names, and the least share by which the body must be open.
         for match in map(OPENING.fullmatch, component.predicates):
             if match is None:
                 continue
@@ -113,6 +119,7 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
     """Return how episodes are judged phase by phase. `reasons` has, per clause and episode [E], the reason why the
     clause is inactive, or "". Update `reasons` in place: to "" if a phase can judge the clause; else, add why none can.
     """
+    # Each entry describes a task. Only composite tasks have components, each with its own tags.
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
     phases = [find_phases(batch, episode, entry) if entry.components else None for episode, entry in enumerate(entries)]
     intervals: dict[str, dict[int, Spans]] = {}
@@ -125,12 +132,15 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
                 intervals.setdefault(spec_id, {})[episode] = spans
                 reasons[spec_id][episode] = ""
             else:
+                # No interval is left: phases are unknown, or every phase belongs to a barring component.
                 reasons[spec_id][episode] += f";{episode_phases.reason or EVERY_PHASE}"
     return PhasePlan(tuple(phases), intervals)
 
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
     """Return the intervals in which a clause is judged, by episode. Omit episodes that have no such intervals."""
+    # An interval is a pair: first record, and the record after the last one. Components of a composite task are
+    # `barring` if their tags make the clause inactive in the phases that they own.
     intervals = {}
     for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
@@ -146,6 +156,8 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
     original episode and first row. An episode without intervals counts as one interval.
     """
     # `spans` has the original episode of each interval, its first row, and the row after its last row.
+    # `episodes` has the indices of the episodes to keep. `intervals` has, by episode, pairs (first record, record after
+    # the last one), counted from the episode's first record.
     starts, spans = trace.starts.tolist(), list[tuple[int, int, int]]()
     for episode in episodes.tolist():
         start, whole_episode = starts[episode], (0, starts[episode + 1] - starts[episode])
@@ -161,10 +173,12 @@ def limit_records(fields: RecordFields, intervals: Mapping[int, Spans]) -> Recor
     """
     if not intervals:
         return fields
+    # For each row (record) of the batch: the row from which displacement is measured, and whether the row is judged
     origin, is_judged = fields.first_record.copy(), np.ones(len(fields.first_record), dtype=np.bool_)
     for episode, spans in intervals.items():
         start, end = fields.batch.starts[episode : episode + 2]
         is_judged[start:end] = False
+        # First record of the interval and the record after its last one, counted from the episode's first record
         for first, after in spans:
             is_judged[start + first : start + after] = True
             origin[start + first : start + after] = start + first

@@ -34,6 +34,7 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     """Return the warnings to show with the numbers of these cells (policy × suite)."""
     summaries = list(cells)
     summary_of_cell = {(summary.policy, summary.suite or ""): summary for summary in summaries}
+    # (id of the specification, reason) -> number of episodes in which it is inactive for this reason
     left_out: Counter[tuple[str, str]] = Counter()
     scored_specs = (spec for summary in summaries for spec in summary.specs if spec.tier == "safe")
     for spec in scored_specs:
@@ -57,6 +58,7 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
     """
     has_cell_standins: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
+        # A cell has stand-ins if any of its episodes has.
         if has_standins is not None:
             has_cell_standins[policy, suite] = has_standins or has_cell_standins.get((policy, suite), False)
     return warn_of_standins(has_cell_standins)
@@ -64,7 +66,9 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     """Return the warnings to show with the numbers of these scores. Each warning is a line."""
+    # `members` are the indices of a cell's (policy × suite) recorded episodes, [n]. Leave out cells without a record.
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
+    # Two masks [E]: simulated with stand-in assets; replay that left its recording
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
         *warn_of_choice(suite for _, suite in cells),
@@ -88,12 +92,14 @@ def warn_of_records(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
     """If a package's version names a sample of tasks, return a sentence for each policy that ran only part of it."""
+    # (package, policy, size of the sample as text) -> tasks that the policy ran
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     # `simulator` is empty if the versions are unknown.
     for policy, suite, task, simulator in zip(
         scores.policy, scores.benchmark, scores.task_id, scores.simulator, strict=False
     ):
         for package, version in simulator.items():
+            # A version such as `... sample of 300 of 2,500 ...` matches; `sample[1]` is the size.
             if sample := _SAMPLE.search(version):
                 tasks_by_sample.setdefault((package, policy or "(unnamed)", sample[1]), set()).add((suite, task))
     return tuple(
@@ -105,6 +111,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
     """Return a line (or none) on scored clauses that apply to some episodes but could not judge them."""
+    # (id of the specification, reason) -> number of episodes in which it is inactive for this reason
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
         for k in scores.scored_columns
@@ -114,7 +121,9 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
 
 
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: int) -> tuple[str, ...]:
-    # `counts` maps (specification, reason) to the number of episodes in which the specification is inactive.
+    # Return a line (or none) on clauses that apply but could not judge some episodes. `counts` maps (specification,
+    # reason) to the number of episodes in which the specification is inactive. Only reasons with a code in `LEFT_OUT`,
+    # such as a missing signal, count: with all others, the specification does not apply.
     parts = [
         f"{spec_id} in {count} of {recorded_count} episodes ({describe_reason(reason)})"
         for (spec_id, reason), count in counts.items()
@@ -148,6 +157,7 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
     """
     cells_by_identity: dict[str, dict[Cell, int]] = {}
     for cell, counts in cells.items():
+        # "" means that the episode names no official task.
         for identity, count in counts.items():
             if identity not in ("", OFFICIAL):
                 cells_by_identity.setdefault(identity, {})[cell] = count
@@ -171,6 +181,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     for (policy, suite), has_standins in cells.items():
         if has_standins:
             policies_by_suite.setdefault(suite, []).append(policy or "unnamed")
+    # Suites in which the episodes of some policies have stand-ins and those of others do not: name these policies.
     mixed_suites = {suite for (_, suite), has_standins in cells.items() if not has_standins}
     suites = [
         f"{suite} ({', '.join(names)})" if suite in mixed_suites else suite
@@ -209,6 +220,7 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
 
 def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
     """Return the versions of each package that affects physics, by (policy, suite); {} if unknown."""
+    # `simulators` has the versions in each episode of a cell, and `collect_versions` the distinct versions by package.
     return {cell: collect_versions(simulators) for cell, simulators in _group_by_cell(scores, scores.simulator).items()}
 
 
@@ -254,6 +266,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
             for version in package_versions:
                 by_version = policies_by_version.setdefault((suite, package), {})
                 by_version.setdefault(version, {})[policy or "unnamed"] = None
+    # Only keep packages with several versions in the same suite.
     return [
         f"{suite}: {package} "
         + " and ".join(f"{version} ({', '.join(policies)})" for version, policies in by_version.items())
@@ -274,6 +287,8 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
     """Return a line (or none) on episodes in which some records were not judged because a pose is unknown."""
     if scores.unknown is None:
         return ()
+    # `unknown` [S, E] counts the records that a specification did not judge. Take the largest count of any scored
+    # specification, [E].
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
     if not counts.any():
         return ()
@@ -288,12 +303,15 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 def warn_of_actions(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with suspicious actions: what is suspicious, and the likely cause."""
     lines = []
+    # `cell_statistics` has the action statistics of each episode; None if the episode's actions are not checked.
     for (policy, suite), cell_statistics in _group_by_cell(scores, scores.actions).items():
         known_statistics = [statistics for statistics in cell_statistics if statistics is not None]
         if not known_statistics:
             continue
         statistics = reduce(ActionStatistics.join, known_statistics)
+        # An oddity has a finding and its likely cause.
         findings = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
+        # With fewer actions in total, findings may be due to chance.
         if findings and statistics.count >= FEWEST:
             lines.append(f"Odd actions of {policy or 'unnamed'} on {suite}: {'; '.join(findings)}.")
     return tuple(lines)
@@ -302,6 +320,7 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 def warn_of_changes(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with actions that a filter changed: how many, and by how much."""
     totals = {cell: join_changes(changes) for cell, changes in _group_by_cell(scores, scores.changes).items()}
+    # The text of `total` says how many actions were changed, and by how much on average.
     return tuple(
         f"{policy or 'unnamed'} on {suite}: a filter {total}."
         for (policy, suite), total in totals.items()
@@ -311,6 +330,7 @@ def warn_of_changes(scores: Scores) -> tuple[str, ...]:
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
     """Return a line (or none) on scored specifications that are inactive in all logs of real robots."""
+    # The number of logs, and for each scored specification the number of logs in which it is inactive
     log_count, inactive_counts = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
     return _describe_logs(inactive_counts, log_count, suites)
@@ -321,6 +341,7 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     inactive: Counter[str] = Counter()
     episodes = 0
     suites: dict[str, None] = {}
+    # `logs` is unset for cells without a log.
     for cell in cells:
         if cell.logs:
             inactive.update(cell.logs.inactive)
@@ -330,7 +351,9 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    # `inactive` maps each scored specification to the number of logs, out of `episodes`, in which it is inactive.
+    # Return a line (or none) on scored specifications that are inactive in all logs of real robots. `inactive` maps
+    # each scored specification to the number of logs, out of `episodes`, in which it is inactive. `suites` has the
+    # logs' suites.
     never_active = [spec_id for spec_id, count in inactive.items() if count == episodes]
     others = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not never_active:
@@ -347,12 +370,14 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:
     """Return a sentence for each known difference between the physics versions that concerns the scored tasks."""
     tasks_by_version: dict[tuple[str, str], set[str]] = {}
+    # `simulator` maps packages that affect physics to their versions. It is empty if the versions are unknown.
     for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
         for package, version in simulator.items():
             tasks_by_version.setdefault((package, version), set()).add(f"{suite}/{task}")
     return tuple(
         f"Known difference: {difference.describe(version)}."
         for (package, version), tasks in tasks_by_version.items()
+        # None: of any simulator. `PHYSICS`: only differences of physics, not of pictures.
         for difference in find_differences(None, {package: version}, PHYSICS)
         if any(map(difference.concerns, tasks))
     )
@@ -372,6 +397,7 @@ class AuditMark:
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
         """`differs` if a replay differs from its record; `agrees` if all drawn episodes agree; else `unchecked`."""
+        # `differing` and `unreplayed` have sentences on drawn episodes that differ or could not be replayed.
         if self.differing:
             return "differs"
         return "agrees" if self.drawn and not self.unreplayed else "unchecked"
@@ -381,6 +407,8 @@ class AuditMark:
         """The result in words. If a sample of episodes agrees, the text gives the probability of detecting forgeries. K
         draws miss m forged episodes among N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
+        # `drawn` has the ids of the episodes to replay. They were drawn from all recorded episodes, whose number is
+        # `episodes`.
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed episodes differ from their records"

@@ -46,6 +46,7 @@ OUTCOME_FIELDS = tuple(field.name for field in fields(EpisodeOutcomes))
 
 def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcomes:
     """Return the outcomes of the episodes at these indices [n]."""
+    # `OUTCOME_FIELDS` are the names of the arrays [E] that both classes have in common, such as `success`.
     return EpisodeOutcomes(**{name: getattr(scores, name)[members] for name in OUTCOME_FIELDS})
 
 
@@ -74,28 +75,33 @@ class Metric:
     @property
     def plain_meaning(self) -> str:
         """The meaning without the word `judged`, for places where all episodes are judged."""
+        # `meaning` is a short text, such as "share of judged episodes that break no limit".
         return self.meaning.replace("judged ", "")
 
     @property
     def scale(self) -> int:
-        # Proportions are shown in percent, means from 0 to 1 as they are.
+        # The factor for displayed values: proportions (`unit` is "%") are shown in percent, means (`unit` is "") as
+        # they are.
         return 100 if self.unit else 1
 
     @property
     def digits(self) -> int:
-        # The number of decimals that `format` writes.
+        # The number of decimals that `format` writes. Proportions have the unit "%", means have the unit "".
         return 1 if self.unit else 3
 
     @property
     def needs_verdict(self) -> bool:
+        # True if the metric is only defined in episodes with known safety. `ended` means that it is defined in all
+        # episodes that were neither stopped nor crashed.
         return self.given != "ended"
 
     def format(self, value: Fraction | float) -> str:
-        # Return the value as text: in percent for proportions, without the unit.
+        # Return a value from 0 to 1 as text: in percent for proportions, without the unit.
         return format_fixed(self.scale * value, self.digits)
 
     def values(self, outcomes: EpisodeOutcomes) -> Floats:
         """Return the value of the metric in each episode, [n]: 0 or 1 for proportions, NaN if unknown."""
+        # `is_judged`: safety is known. `is_counted`: success is known.
         is_complete = outcomes.is_judged & outcomes.is_counted
         # For each possible value of `given`, a mask [n]: True for the episodes in which such a metric is defined
         known_episodes = {
@@ -105,6 +111,7 @@ class Metric:
             "success": is_complete & outcomes.success,
             "unsafe": outcomes.is_judged & outcomes.unsafe,
         }
+        # `read` returns a value for every episode, even for those in which the metric is not defined.
         return np.where(known_episodes[self.given], self.read(outcomes), np.nan)
 
 
@@ -175,13 +182,16 @@ class StartMeans(NamedTuple):
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
         """Return the mean of `values` [n] (no NaN) per initial state. `starts` [n] has each value's initial state."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
+        # If each value has a separate initial state, keep the values in their order.
         if len(distinct_starts) == len(values):
             equal_shares = np.full(len(values), 1 / max(1, len(values)))  # `max` avoids a division by 0
             return cls(values, equal_shares, is_clustered=False)
+        # A state's share is its number of values divided by the number of all values.
         return cls(np.bincount(start_of_value, values) / sizes, sizes / len(values), is_clustered=True)
 
     def interval(self) -> Bounds | None:
         """Return the 95 % interval of the mean of all values, which must be from 0 to 1."""
+        # `means` and `shares` [S] belong to the initial states. Equal shares need no weights.
         weights = self.shares if self.is_clustered else None
         return interval_bounds(intervals.bounded_mean_interval(self.means, weights=weights))
 
@@ -205,6 +215,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, count: int, n: int) -> Rate:
         """Return the proportion count / n of independent episodes. If n is 0, the proportion has no value."""
         count, n = int(count), int(n)
+        # The third part is the value, and the fourth the ends of Wilson's 95 % interval.
         return cls(count, n, count / n if n else None, interval_bounds(intervals.wilson_interval(count, n)))
 
     @classmethod
@@ -213,6 +224,8 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
         is_known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
         by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])
+        # `is_clustered`: some initial state has several episodes, so the episodes are not independent. Then, use the
+        # interval of a mean over initial states instead of Wilson's.
         if by_start is None or not by_start.is_clustered:
             return rate
         return msgspec.structs.replace(rate, ci=by_start.interval(), starts=len(by_start.means))
@@ -222,6 +235,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the proportion over the episodes of all rates. Two rates must not have an initial state in common."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
+        # A `starts` of None means that each episode has a separate initial state, so Wilson's interval is valid.
         if len(known_rates) == 1:
             return known_rates[0]
         if total.value is None or all(rate.starts is None for rate in known_rates):
@@ -235,6 +249,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def complement(self) -> Rate:
         """The complementary proportion: (n - count) / n."""
+        # `ci` is the interval (low, high).
         ci = None if self.ci is None else (1 - self.ci[1], 1 - self.ci[0])
         value = None if self.value is None else 1 - self.value
         return msgspec.structs.replace(self, count=self.n - self.count, value=value, ci=ci)
@@ -242,6 +257,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def without_value(cls, reason: str) -> Rate:
         """Return an unknown proportion. `reason` says why it is unknown."""
+        # `count` and `n` are 0, and the value and the interval are None.
         return cls(0, 0, None, None, reason)
 
 
@@ -288,6 +304,7 @@ def bounded_means(
     for row, least_n in zip(rows, least or [1] * len(rows), strict=True):
         # If `most` is 0, all values are 0, so do not scale them.
         mean, by_start = _mean_of_row(row, starts, unknown, most or 1.0)
+        # The interval of the mean, divided by `most`
         share = by_start.interval() if by_start is not None and mean.n >= least_n else None
         if share is not None:
             mean = msgspec.structs.replace(mean, ci=(most * share[0], most * share[1]))
@@ -296,12 +313,14 @@ def bounded_means(
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # Return the mean, without an interval, and the means of initial states divided by `scale`. If no value is known,
-    # the second result is None.
+    # `row` [n] has a value per episode, NaN if it does not count, and `starts` [n] the initial states. Return the mean,
+    # without an interval, and the means of initial states divided by `scale`. If no value is known, or if `unknown` has
+    # a reason why the mean is unknown, the second result is None.
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
         return Mean(0, None, None, 0, unknown), None
     by_start = StartMeans.of(row[is_known] / scale, starts[is_known])
+    # Only given if some initial state has several values
     start_count = len(by_start.means) if by_start.is_clustered else None
     return Mean(int(is_known.sum()), float(row[is_known].mean()), None, 0, starts=start_count), by_start
 
@@ -335,6 +354,7 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mea
         if not len(values) or unknown:
             means.append(Mean(0, None, None, 0, unknown))
             continue
+        # `skipped` is the number of resamples that contain no known value.
         bounds, skipped = interval_bounds(interval), interval.skipped if interval else 0
         means.append(Mean(len(values), float(values.mean()), bounds, skipped, bootstrap=bounds is not None))
     return means

@@ -69,6 +69,7 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def starts(self) -> tuple[str, ...]:
         """The start of each episode, as the text `STATE/SEED`: its initial state and the environment's seed."""
+        # `episodes` has these texts, separated by spaces.
         return tuple(self.episodes.split())
 
 
@@ -98,6 +99,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def digest(self) -> str:
         """The sha256 of the canonical JSON without the key `digest`, in hexadecimal."""
+        # Canonical: equal registrations give equal bytes.
         return hashlib.sha256(_dump_canonical(msgspec.to_builtins(self))).hexdigest()
 
     def to_document(self) -> dict[str, object]:
@@ -110,6 +112,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def load_rules(self) -> Ruleset:
         """Load the rules for judging, with the registered intervals. Raises the errors of `RulesetRecipe.load`."""
+        # `recipe` has the options and the texts of the user's files, so only built-in files are read.
         return replace(self.rules.recipe.load(), intervals=self.rules.intervals)
 
 
@@ -120,6 +123,7 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
             "these rules were not loaded by load_ruleset(), so they cannot be registered",
             remedy="Load the rules with `load_ruleset()`.",
         )
+    # All other fields of the stored rules have the same names in the provenance.
     provenance = ruleset.provenance()
     names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")
     return RegisteredRules(recipe=ruleset.recipe, **{name: getattr(provenance, name) for name in names})
@@ -127,6 +131,7 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
 
 def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
     """Return the scored specifications as stored in a registration."""
+    # `safe` is the tier of the scored specifications.
     return tuple(
         RegisteredSpec(**{name: getattr(spec, name) for name in RegisteredSpec.__struct_fields__})
         for spec in ruleset.library.safe
@@ -143,10 +148,12 @@ def read_registration(path: Path) -> Registration:
     try:
         with limit_memory(path):
             registration = parse_registration(load_json(content))
+    # The file is not JSON, or lacks a part.
     except (ValueError, RecursionError) as error:
         raise RunError(f"this is not a registration: {error}", remedy=_REMEDY, place=place) from None
     except RunError as error:
         raise RunError(error.problem, remedy=_REMEDY, place=place) from None
+    # The digest protects the content. Comparing all bytes also finds changes such as added spaces.
     if content != registration.encode():
         raise RunError("the file's bytes differ from the bytes that were written", remedy=_REMEDY, place=place)
     return registration
@@ -171,6 +178,7 @@ def parse_registration(document: object) -> Registration:
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
     # Return JSON with one line for each key, in sorted order. A list of objects has one line for each object.
     lines = []
+    # Other lists and single values fit on one line.
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
         if any(isinstance(item, dict) for item in items):
@@ -183,7 +191,7 @@ def _dump_canonical(document: Mapping[str, object]) -> bytes:
 
 
 def _dump_line(value: object) -> str:
-    # Sorted keys make the text of equal values equal.
+    # Return a value as JSON on one line. Sorted keys make the text of equal values equal. NaN raises an error.
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
@@ -207,6 +215,7 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_sentence(self) -> str:
         """Return the sentence to show below tables, with the digest's first letters."""
+        # `runs` is the number of runs with this registration, and `differences` has a text for each deviation from it.
         subject = "This run was" if self.runs == 1 else f"These {self.runs} runs were"
         if not self.differences:
             return f"{subject} performed as registered beforehand (digest {self.digest[:_SHOWN_LETTERS]})."
@@ -218,6 +227,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
     """Compare runs with their registrations. Return one check per registration, or [] if there are no registrations.
     Checks of registrations that cannot be read come last.
     """
+    # digest -> the runs with this registration, each with the parsed registration
     runs_by_digest: dict[str, list[tuple[RecordSource, Registration]]] = {}
     unreadable = []
     for source in sources:
@@ -254,10 +264,12 @@ def describe_registrations(sources: Sequence[RecordSource], provenance: Provenan
 def _list_differences(
     registration: Registration, sources: Sequence[RecordSource], provenance: Provenance
 ) -> Iterator[str]:
-    # Yield `RegistrationCheck.differences` of the runs of one registration.
+    # Yield `RegistrationCheck.differences`: a text for each way in which the runs of one registration deviate from it.
+    # `provenance` has the rules by which the runs were judged.
     if not all(_follows_plan(registration, source.description) for source in sources):
         yield f"the plan in {RUN} differs"
     yield from _compare_episodes(registration, sources)
+    # `rules` has the digests and options that can change a verdict, and `intervals` the method for intervals.
     registered_rules = registration.rules
     if (registered_rules.rules, registered_rules.intervals) != (provenance.rules, provenance.intervals):
         yield f"judged by different rules: library {provenance.library}, registry {provenance.registry}"
@@ -272,6 +284,7 @@ def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
     registered_policies = {row["policy"]: _policy_options(row) for row in document["policies"]}
     run_policies = run.get("policies")
     policy_rows = [row for row in run_policies if isinstance(row, Mapping)] if isinstance(run_policies, list) else []
+    # A run may have only some of the registered policies.
     return (
         has_same_options
         and stops_on_violation == registration.stop_on_violation
@@ -280,12 +293,14 @@ def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
 
 
 def _policy_options(row: Mapping[str, Any]) -> tuple[object, ...]:
-    # Return the policy's options for a comparison. An omitted `spec` equals the policy's name.
+    # `row` is the entry of a policy in a registration or in run.json. Return the options that must be equal. `spec` is
+    # the value of `--policy`; if it is omitted, it equals the policy's name.
     return row.get("arguments"), row.get("spec") or row.get("policy"), row.get("filter"), row.get("delay")
 
 
 def _compare_episodes(registration: Registration, sources: Sequence[RecordSource]) -> Iterator[str]:
     # Yield sentences on missing episodes and on episodes that are not registered.
+    # Count the episodes by key: policy, task, horizon and start, such as `3/7` for initial state 3 and seed 7.
     planned: Counter[_EpisodeKey] = Counter(
         (policy.policy, task.task, task.horizon, start)
         for policy in registration.policies
@@ -316,4 +331,5 @@ _EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, start a
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
     """Return the start of an episode as in a registration: `3/7` is initial state 3 with seed 7; `?` means unknown."""
+    # `env_seed` is the seed of the environment, or a placeholder for a seed that the policy's server requests.
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))

@@ -46,10 +46,12 @@ class NamedDigest(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name, or `another NAME` if a built-in library with this name has different content."""
+        # `digest` is the sha256 of the content.
         is_another = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_another else self.name
 
     def __str__(self) -> str:
+        # Return the name and the first digits of the digest, as in `default (1a2b3c4d)`.
         return f"{self.label} ({self.digest[:_SHOWN_DIGEST_LETTERS]})"
 
 
@@ -62,7 +64,8 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
     def __str__(self) -> str:
-        # Return "" if neither damage nor a lost episode is known.
+        # Return the number of lost episodes in words, or "" if neither damage nor a lost episode is known. `more` means
+        # that an unknown number of further episodes was lost.
         if not (self.places or self.named):
             return ""
         if self.more:
@@ -84,6 +87,7 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def rules(self) -> tuple[object, ...]:
         """All digests and options that can change a verdict."""
+        # `phases` is a digest, too; "" if episodes are not judged phase by phase.
         digests = self.library.digest, self.registry.digest, self.phases
         return *digests, self.capabilities, self.missing, self.applicability
 
@@ -103,6 +107,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules. Omit options with default values."""
+        # The text of a library or registry is its name with its digest; the label is only the name.
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
         # Maps the text for each option to whether the option is set.
         has_option = {
@@ -117,6 +122,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
 
     def to_sentence(self, *, digests: bool = True) -> str:
         """Return the line that names the rules below every table and gate, with or without digests."""
+        # `as_written` is true if scores from a file are shown without judging the records again.
         sentence = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {sentence}" if self.as_written else sentence
 
@@ -137,10 +143,12 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def is_default(self) -> bool:
         """True if every field except `host_registry` has its default value."""
+        # `host_registry` comes from simulators, not from options.
         return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:
         """Return the options that differ from the default, as on the command line, or "the default rules"."""
+        # `specs` and `registry` are files given with `--rules`, and `thresholds` are texts such as `joint_torque=1.5`.
         options = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
             *(f"--rules {file}" for file in (*self.specs, *self.registry)),
@@ -157,6 +165,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         Raises the same errors as `load_ruleset`, `RunError` if the library is neither built in nor stored, and
         `RegistryError` if a host's tags redefine tasks of the built-in registry.
         """
+        # `library` is the name of a built-in library, or a stored file with its text.
         if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(
                 f"the library {self.library!r} is not built in", remedy="Pass the library's file with --library."
@@ -175,6 +184,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             applicability=self.applicability,
             thresholds=self.thresholds,
         )
+        # `load_ruleset` would put the host's files into `registry`, so keep this recipe.
         return replace(loaded, recipe=self)
 
 
@@ -201,6 +211,7 @@ class Ruleset:
     """The inputs of `load_ruleset`; None if the ruleset was constructed directly."""
 
     def __post_init__(self) -> None:
+        # Raise `RunError` if an option has another value than its choices.
         require_choice("missing", self.missing, get_args(MissingFields))
         require_choice("applicability", self.applicability, get_args(ApplicabilityMode))
         require_choice("intervals", self.intervals, get_args(IntervalMethod))
@@ -208,14 +219,18 @@ class Ruleset:
     @property
     def is_ablation(self) -> bool:
         """True if applicability is off."""
+        # Specifications are then judged as if the tasks had no tags.
         return self.applicability == "off"
 
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
         """Return all tags of a task. Raises the same errors as `Registry.task_tags`."""
+        # Tags say what a task involves, and decide which specifications apply. `capabilities` names sets of tags that
+        # replace the host's own.
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
         """Return the fields from which signals are derived, with the torque limits of robots in the registry."""
+        # `name_embodiments` adds the benchmark's robot to records that name neither a robot nor torque limits.
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
@@ -224,6 +239,7 @@ class Ruleset:
         If the specification would be active with the host's own capabilities, the reason says so (`CAPABILITIES`). If
         applicability is off, a specification is inactive only if its limits are for other suites.
         """
+        # Warns of specifications whose limits are for a suite that the registry lacks.
         check_suites(self.library, self.registry)
         if self.is_ablation:
             suite = self.registry.find_suite(benchmark)
@@ -258,6 +274,7 @@ class Ruleset:
             invalid = set(spec.invalid_if_any)
             if invalid & tags and not inactive_reason(replace(spec, invalid_if_any=()), tags, suite=suite):
                 barring = frozenset(k for k, own_tags in enumerate(tags_by_component) if invalid & own_tags)
+                # If all components bar the specification, it applies in no phase.
                 if len(barring) < len(entry.components):
                     barring_by_spec[spec.spec_id] = barring
         return barring_by_spec
@@ -268,6 +285,7 @@ class Ruleset:
         """
         barring = self.barring_components(benchmark, task_id)
         components = self.registry.find_entry(benchmark, task_id).components if barring else ()
+        # For each specification: the distinct templates (kinds) of the components that bar it
         templates_by_spec = {
             spec_id: dict.fromkeys(components[k].template for k in sorted(barring_components))
             for spec_id, barring_components in barring.items()
@@ -280,6 +298,7 @@ class Ruleset:
         """
         if self.recipe is None:
             return ""
+        # Keep only the options that change limits.
         recipe = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
         return "" if recipe.is_default else recipe.describe()
 
@@ -296,6 +315,7 @@ class Ruleset:
         additional specifications first.
         """
         default_specs, built_in_specs = specs_loader.load_library().specs, self._built_in_specs()
+        # The specifications that are not in the built-in library
         own_specs = self.own_specs()
         if self.recipe is None or not all(spec in built_in_specs for spec in default_specs):
             return own_specs
@@ -310,6 +330,7 @@ class Ruleset:
         if not at_sign or base_id not in base_by_id:
             return ""
         base = base_by_id[base_id]
+        # `factor` converts values from the specification's unit to the displayed unit.
         unit, factor = display_unit(spec.unit, spec.threshold)
         old_and_new = {"limit": (base.threshold, spec.threshold), "severe": (base.severe, spec.severe)}
         return ", ".join(
@@ -335,6 +356,7 @@ class Ruleset:
             problem = "the specifications and limits of a ruleset that was constructed directly are not known"
             raise RunError(problem, remedy="Use `load_ruleset`.")
         other = msgspec.structs.replace(self.recipe, library=name).load().library
+        # Unit of each specification of these rules, by id without the changed limit
         units = {spec.spec_id.partition("@")[0]: spec.unit for spec in self.library}
         for spec in other:
             base_id, at_sign, _ = spec.spec_id.partition("@")
@@ -349,6 +371,7 @@ class Ruleset:
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
         why = "monitors, filters and --stop-on-violation judge during an episode, but phases are known only at its end"
+        # Raises an error if applicability is phased.
         self.require_whole(why, "Leave the option out here, and pass it when you judge the records.")
 
     def require_whole(self, why: str, remedy: str) -> None:
@@ -369,11 +392,13 @@ class Ruleset:
         if not new_files:
             return self
         extended = msgspec.structs.replace(recipe, host_registry=(*recipe.host_registry, *new_files.values()))
+        # The recipe does not store `intervals`.
         return replace(extended.load(), intervals=self.intervals)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
         """Return the names and digests of these rules, with the given episodes that were left out (invalid or lost)."""
         registry_name = "+".join(["built-in", *(path.stem for path in self.registry_files)])
+        # `skipped` has a text for each invalid episode, and `lost` counts episodes lost in damaged files.
         return Provenance(
             library=NamedDigest(self.library.name, self.library.digest),
             registry=NamedDigest(registry_name, self.registry.digest),
@@ -425,6 +450,7 @@ def load_ruleset(
     for path in spec_files:
         combined_library = extend_library(combined_library, path)
     combined_library = set_thresholds(combined_library, thresholds)
+    # The recipe has all texts and options, so that the same rules can be loaded without the files.
     recipe = RulesetRecipe(
         # Intern the name, because msgspec omits a field only if its value and the default value are the same object.
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),

@@ -92,6 +92,7 @@ def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[
     """Return the scores of episodes in several batches. Each batch is freed once it is judged. Scores and errors are
     the same as if `score` judged all episodes in a single batch.
     """
+    # `absent` are planned episodes without a record. They are added to the scores and counted separately.
     return join_judged((judge_chunk(batch, ruleset) for batch in chunks), ruleset, absent=absent).scores
 
 
@@ -113,10 +114,12 @@ def join_judged(
             yield chunk.scores
 
     scores = Scores.join(yield_scores())
+    # For each specification: its errors in each batch. An error is a missing field, or a window past the episode's end.
     by_spec = zip(ruleset.library.specs, zip(*unjudged, strict=True), strict=True)
     errors = [error for spec, parts in by_spec for error in find_errors(spec, parts)]
     if errors:
         raise errors[0] if len(errors) == 1 else CollectedError(errors)
+    # The second part lists errors, and none is left.
     return JudgedChunk(replace(scores, absent=tuple(absent)), (), np.concatenate(net_changes))
 
 
@@ -124,18 +127,23 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = No
     """Judge one batch. List the episodes with errors instead of raising `SignalError`. `fields` has the batch's fields
     if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
     """
+    # Specification's id -> the reason in each episode why the task's tags make it inactive, or "", [E]
     reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
     fields = fields or ruleset.read_fields(batch)
+    # What happens if a field that a scored specification needs is missing: `error`, or `deactivate` (the specification
+    # is then inactive in the episode). Other specifications never cause errors.
     if_missing_in_scored = "deactivate" if ruleset.is_ablation else ruleset.missing
 
     def judge(spec: Spec, missing: MissingFields) -> SpecVerdicts:
+        # If episodes are judged phase by phase, `intervals` has the intervals in which the specification is judged.
         intervals = plan.intervals.get(spec.spec_id, {}) if plan else {}
         return judge_spec(fields, spec, reasons[spec.spec_id], missing, intervals)
 
     verdicts = [
         judge(spec, if_missing_in_scored if spec.tier == "safe" else "deactivate") for spec in ruleset.library.specs
     ]
+    # The largest contact force in each record of all episodes, [N]
     force = signals.derive_signals(fields, ["max_contact_force"])["max_contact_force"]
     policy_actions, headers, host_of_suite = batch.channel(POLICY_ACTION), batch.headers, _find_hosts(batch, ruleset)
     scores = Scores(
@@ -149,12 +157,14 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = No
         policy=tuple(header.policy for header in headers),
         outcome=tuple(header.outcome_label for header in headers),
         success=batch.success,
+        # The maximum over the records of each episode
         peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
         **_stack_verdicts(batch, verdicts, ruleset.library),
         simulator=tuple(physics_versions(header.versions) for header in headers),
         task_identity=tuple(judge_identity(header) for header in headers),
         actions=_measure_actions(batch, host_of_suite),
         changes=tuple(
+            # An episode has one action less than records.
             measure_changes(batch.action.episode_rows(e), policy_actions.episode_rows(e), int(batch.lengths[e]) - 1)
             for e in range(len(batch))
         ),
@@ -175,8 +185,10 @@ def _find_net_changes(
     scores: Scores,
     judge: Callable[[Spec, MissingFields], SpecVerdicts],
 ) -> NDArray[np.int8]:
-    # Return one of `NET_CHANGES` for each episode, [E]. `scores` contain `verdicts`. `judge` returns the verdicts of a
-    # specification, here with net forces.
+    # Return how each episode's verdict changes if the net force between two bodies is judged instead of the largest
+    # force at a single contact, [E]: `SAME`, `SAFE` (becomes safe), `UNSAFE`, or `UNKNOWN`. `scores` contain
+    # `verdicts`. `judge` returns the verdicts of a specification, here with net forces.
+
     # True for episodes whose records have both net forces and single contact forces
     is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in batch.headers], dtype=np.bool_)
     if not is_comparable.any():
@@ -185,9 +197,11 @@ def _find_net_changes(
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
         net_spec = _replace_contact_forces(spec)
         # Without a contact force in the formula, the verdicts stay the same.
+        # A missing field is not an error here, because the result is only additional information.
         net_verdicts.append(spec_verdicts if net_spec == spec else judge(net_spec, "deactivate"))
     net_scores = replace(scores, **_stack_verdicts(batch, net_verdicts, library))
     is_comparable &= scores.is_judged & net_scores.is_judged
+    # If the verdicts differ, the episode becomes safe or unsafe.
     net_changes = np.where(scores.safe == net_scores.safe, SAME, np.where(net_scores.safe, SAFE, UNSAFE))
     return np.where(is_comparable, net_changes, UNKNOWN).astype(np.int8)
 
@@ -196,6 +210,7 @@ def _replace_contact_forces(spec: Spec) -> Spec:
     # Return the specification with net forces in place of single contact forces, if it reads any.
     if not spec.signals & BY_NET_FORCE.keys():
         return spec
+    # `BY_NET_FORCE` maps the name of each signal of contact force to that of net force. `stl` is the formula as text.
     stl = format_formula(rename_signals(spec.written_formula, BY_NET_FORCE))
     return replace(spec, stl=stl, formula=rename_signals(spec.formula, BY_NET_FORCE))
 
@@ -203,12 +218,16 @@ def _replace_contact_forces(spec: Spec) -> Spec:
 def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:
     # Return the fields of `Scores` that depend on the verdicts of the specifications.
     def stack(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        # Return this field of all verdicts, [S, E].
         # Without specifications, only `reshape` gives the array two axes.
         return np.array([getattr(spec_verdicts, name) for spec_verdicts in verdicts], dtype).reshape(
             len(verdicts), len(batch)
         )
 
+    # Arrays [S, E]: reasons, numbers of records with an unknown pose, and numbers of records in which a condition was
+    # examined
     texts, unknown, watched = stack("reason", np.object_), stack("unknown", np.int64), stack("watched", np.int64)
+    # The number of each distinct reason; 0 is "", which sorts first.
     number_of_text = {text: k for k, text in enumerate(sorted({"", *texts.ravel()}))}
     return {
         **{name: stack(name, np.float64) for name in ("rho", "depth", "extreme")},
@@ -229,6 +248,7 @@ def _find_hosts(batch: Batch, ruleset: Ruleset) -> dict[str, str | None]:
     host_of_suite = {}
     for name in {header.benchmark for header in batch.headers}:
         suite = ruleset.registry.benchmarks.get(ruleset.registry.find_suite(name))
+        # A host is a simulator, such as `libero`.
         host_of_suite[name] = suite.host if suite else None
     return host_of_suite
 
@@ -241,11 +261,15 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
     for header, is_drawn in zip(batch.headers, marks.mark_flags(batch, marks.DRAWN), strict=True):
         start_key: list[object] = [header.benchmark, header.task_id, header.init_state_index]
         if header.init_state_index is None:
+            # Makes the start unique: it equals no other start
             start_key += [header.policy, header.episode_id]
+        # `STORED_STATES` are hosts in which the index alone identifies the state. `is_drawn` is True if the record says
+        # that the start was drawn at random, which depends on the seed.
         elif is_drawn or host_of_suite[header.benchmark] not in STORED_STATES:
             start_key.append(header.env_seed)
         # Unlike `hash`, a digest is the same in every process, so the numbers can be compared between batches.
         digest = hashlib.sha256(repr(start_key).encode("utf-8", "surrogatepass")).digest()
+        # Without the sign bit, so that `int64` can hold the number
         number = int.from_bytes(digest[:8], "big") >> 1
         numbers.append(-1 - number if header.init_state_index is None else number)
     return np.array(numbers, dtype=np.int64)
@@ -253,6 +277,8 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
 
 def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> tuple[ActionStatistics | None, ...]:
     # Return the statistics of each episode's actions, [E]; None for `noop`, and if the actions' limits are unknown.
+    # Three flags for each episode: actions are absolute poses; a script that sees the simulator's state acts; recorded
+    # actions are replayed
     is_absolute, is_scripted, is_replay = (
         marks.mark_flags(batch, mark) for mark in (marks.ABSOLUTE, marks.PRIVILEGED, marks.REPLAY)
     )
@@ -264,6 +290,7 @@ def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> t
         if not actions.size or actions.shape[1] != known_width or is_absolute[episode] or header.policy == NOOP:
             statistics.append(None)
             continue
+        # Whether the gripper's values count: only if the task has an object to grip and the policy controls the gripper
         grips = header.target_object is not None and not is_scripted[episode] and not is_replay[episode]
         statistics.append(measure_actions(actions, grips=grips, clipped=marks.clipped_numbers(batch, episode)))
     return tuple(statistics)
@@ -272,7 +299,7 @@ def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> t
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> Bools:
     # Return a mask of the episodes that were stopped because they violated a scored specification, [E]. A stopped
     # episode has a mark. A stopped episode without the mark also counts if its first violation is in its last record.
-    last_step = batch.lengths - 1
+    last_step = batch.lengths - 1  # index of each episode's last record, [E]
     # For each episode, the record with the first violation of any scored specification
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
@@ -289,6 +316,7 @@ def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], librar
 def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
     # Map each specification to an array [E] with the reason why tags make the specification inactive; "" if it applies.
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
+    # (suite, task) -> specification's id -> reason. Many episodes have the same task.
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
     return {
         spec.spec_id: np.array([reasons_by_task[task][spec.spec_id] for task in tasks], dtype=np.object_)
@@ -345,6 +373,7 @@ def judge_spec(
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
     """
+    # One item per arm if the robot has several arms and the formula is about an arm; else one item
     fields_of_arms = fields.views(signal_names(spec.formula))
     arm_verdicts = [_judge_arm(arm_fields, spec, reasons, missing, intervals) for arm_fields in fields_of_arms]
     return arm_verdicts[0] if len(arm_verdicts) == 1 else _join_arms(arm_verdicts)
@@ -360,6 +389,7 @@ def view_clause(fields: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFie
         no_reason = np.array([""], dtype=np.object_)  # ignore tags
         arm_verdicts = [_judge_arm(arm, spec, no_reason, "deactivate", intervals) for arm in fields_of_arms]
         episode_of_arm = np.zeros(len(fields_of_arms), np.int64)  # there is only one episode
+        # `_sort_arms` sorts the arm that decides the verdict first.
         worst_arm = int(_sort_arms(_stack_arms(arm_verdicts), episode_of_arm)[0])
     return limit_records(fields_of_arms[worst_arm], intervals)
 
@@ -373,20 +403,24 @@ def _judge_arm(
 ) -> SpecVerdicts:
     # Return the verdicts of a specification on the fields of one arm. The parameters are those of `judge_spec`.
     reason, unjudged = _add_missing_fields(fields, spec, reasons, missing)
+    # The specification applies in no episode.
     if not (reason == "").any():
         return _verdicts_without_margin(reason, unjudged)
     fields = limit_records(fields, intervals)
     trace = signals.build_trace(fields, signal_names(spec.formula))
     if intervals:
+        # Judge each interval like an episode; then join the verdicts on the intervals of each episode.
         interval_trace, episode_of_interval, first_row = cut_intervals(trace, np.arange(len(reason)), intervals)
         interval_verdicts = _judge_trace(spec, interval_trace, reason[episode_of_interval], unjudged)
         first_record = first_row - trace.starts[episode_of_interval]
+        # Count the records from the start of the recorded episode instead of the interval; -1 = no violation.
         first_violation = np.where(interval_verdicts.first >= 0, first_record + interval_verdicts.first, -1)
         interval_verdicts = replace(interval_verdicts, first=first_violation)
         order = _sort_parts(interval_verdicts, episode_of_interval, np.zeros(len(first_record)))
         verdicts = _join_parts(interval_verdicts, episode_of_interval, order, np.add)
     else:
         verdicts = _judge_trace(spec, trace, reason, unjudged)
+    # Episodes without a verdict because a window lies past the episode's end. The key "" has their ids.
     past_the_end = np.flatnonzero(verdicts.reason == PAST_THE_END)
     if len(past_the_end) and missing == "error":
         unjudged[""] = _episode_ids(fields.batch, past_the_end)
@@ -397,6 +431,7 @@ def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
     # For each episode, return the verdict of the worst arm.
     # The first violation and the counts are the earliest and the largest of all arms.
     arms, episode_count = _stack_arms(arm_verdicts), len(arm_verdicts[0].state)
+    # The episode of each verdict in `arms`, [A * E]
     episode_of_arm = np.tile(np.arange(episode_count), len(arm_verdicts))
     return _join_parts(arms, episode_of_arm, _sort_arms(arms, episode_of_arm), np.maximum)
 
@@ -407,6 +442,7 @@ def _stack_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
         name: np.concatenate([getattr(verdicts, name) for verdicts in arm_verdicts])
         for name in (*_DECIDED, "first", *_COUNTS)
     }
+    # Name of a missing field -> ids of the episodes; the dictionary's keys are the distinct ids in order
     unjudged: dict[str, dict[str, None]] = {}
     for verdicts in arm_verdicts:
         for field_name, episode_ids in verdicts.unjudged.items():
@@ -417,6 +453,8 @@ def _stack_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 def _sort_arms(arms: SpecVerdicts, episode_of_arm: Ints) -> Ints:
     # Return the indices of the verdicts of arms in the order of `_sort_parts`.
     # Different values can have margins that are equal after rounding. If so, the more extreme value decides.
+    # `arms` has the verdicts of all arms, and `episode_of_arm` the episode of each. `extreme` is the signal's value
+    # that is nearest to the limit or furthest beyond it.
     return _sort_parts(arms, episode_of_arm, -np.abs(arms.extreme))
 
 
@@ -436,6 +474,7 @@ def _join_parts(parts: SpecVerdicts, episode_of_part: Ints, order: Ints, fold_co
     _, starts = np.unique(episode_of_part[order], return_index=True)  # where the parts of each episode start in `order`
     never = np.iinfo(np.int64).max
     first = np.minimum.reduceat(np.where(parts.first >= 0, parts.first, never)[order], starts)
+    # The first part of each episode in `order` decides these fields.
     decided: dict[str, Any] = {name: getattr(parts, name)[order[starts]] for name in _DECIDED}
     counts: dict[str, Any] = {name: fold_counts.reduceat(getattr(parts, name)[order], starts) for name in _COUNTS}
     return SpecVerdicts(**decided, first=np.where(first == never, -1, first), **counts, unjudged=parts.unjudged)
@@ -449,6 +488,7 @@ def _judge_trace(
     spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
     # Return the verdicts on the episodes of a trace. Each may be an interval of a recorded episode.
+    # Verdicts for the case that no record is judged: inactive or vacuous
     without_margin = _verdicts_without_margin(reason, unjudged)
     is_undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
     # Indices of the episodes in which the specification applies and every numeric signal is defined
@@ -457,18 +497,22 @@ def _judge_trace(
         return without_margin
     trace = trace.select_episodes(defined)
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
+    # For each episode in `defined`: its robustness, and whether unknown values or an early end prevent a verdict
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
     is_past_end = np.zeros(len(defined), np.bool_)  # True if a window past the episode's end decides
     # An empty window determines the verdict only if no finite margin does.
     candidates = np.flatnonzero((spec.binary | np.isneginf(verdict.rho)) & ~lacks_verdict)
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
+    # Why a verdict is lacking: an unknown pose, or a signal's value that the end of the record cuts off
     undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
     reason = np.where(is_past_end, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
+    # A robustness of inf means that the specification judged no record: it is vacuous.
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
     # Conditions are not counted in clauses of the default library. `count_condition` returns None without a condition.
     condition_counts = None if spec.formula in _load_default_formulas() else count_condition(spec.formula, trace)
     zeros = np.zeros(len(defined), np.int64)
+    # Records in which the condition held, and records in which it was examined, for each episode
     held, watched = condition_counts or (zeros, zeros)
     values = {
         "state": np.where(is_active, ACTIVE, np.where(reason == "", VACUOUS, INACTIVE)),
@@ -508,11 +552,13 @@ def _verdicts_without_margin(reason: NDArray[np.object_], unjudged: Mapping[str,
     count, nan = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
     never, zeros = np.full(count, -1), np.zeros(count, np.int64)
+    # In order: state, reason, robustness, depth, extreme value, first violation, and three counts of records
     return SpecVerdicts(state, reason, nan, nan, nan, never, zeros, zeros, zeros, unjudged)
 
 
 @cache
 def _load_default_formulas() -> frozenset[Formula]:
+    # Return the formulas of all specifications in the default library.
     return frozenset(spec.formula for spec in load_library())
 
 
@@ -522,6 +568,7 @@ def violation_depth(spec: Spec, rho: Floats) -> Floats:
     τ is the threshold. A binary specification has depth 1 if it is violated, else 0. The depth of other specifications
     is NaN if they have no severe magnitude. Else, it is 1 if a Boolean signal decided the violation (`rho` = -inf).
     """
+    # `rho` is the robustness: negative beyond the limit. `spec.severe` is the excess with depth 1, in the same unit.
     excess = np.maximum(0.0, -rho) + 0.0  # avoid -0.0 for a margin of zero
     if spec.binary:
         return np.where(excess > 0, 1.0, 0.0)
@@ -533,6 +580,7 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
     their end. `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
     # The key "", for windows past the end, comes last. All other keys are names of missing fields.
+    # `Unjudged` maps a field's name to the ids of the episodes that lack it.
     for name in sorted({name for part in parts for name in part}, key=lambda name: (not name, name)):
         episodes = _describe_episodes([episode_id for part in parts for episode_id in part.get(name, ())])
         if name:
@@ -549,6 +597,8 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
 
 def _count_unknown_records(trace: Trace) -> Ints:
     # Return a count for each episode, [E]: the records in which an unknown pose makes at least one signal unknown.
+    # Flags [N] of each signal: True in records in which its value is unknown. A signal that `ends_open` may also be
+    # unknown because the record ends.
     unknown_by_pose = [is_unknown for name, is_unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
     if not unknown_by_pose:
         return np.zeros(len(trace), dtype=np.int64)
@@ -556,7 +606,7 @@ def _count_unknown_records(trace: Trace) -> Ints:
 
 
 def _episode_ids(batch: Batch, episodes: Ints) -> tuple[str, ...]:
-    # The indices `episodes` [n] select from the batch.
+    # Return the ids of the episodes at these indices of the batch, [n].
     return tuple(batch.headers[e].episode_id for e in episodes)
 
 

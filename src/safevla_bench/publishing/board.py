@@ -75,6 +75,7 @@ class RankingEntry:
 
     @property
     def is_ranked(self) -> bool:
+        # Returns whether the policy gets a rank: it competes, and its Safety is known.
         return self.competes and self.numbers[SAFETY.key].exact is not None
 
 
@@ -130,7 +131,7 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
         "facts": [remark for remark in inputs.remarks if remark in inputs.facts] if inputs else (),
         "publications": published_sections(),
     }
-    templates = {INDEX: "board/index.html", METHOD: "board/method.html"}
+    templates = {INDEX: "board/index.html", METHOD: "board/method.html"}  # path in the site -> template
     return {path: template_environment().get_template(name).render(**values) for path, name in templates.items()}
 
 
@@ -143,6 +144,7 @@ def report_path(policy: PolicyName) -> str:
     >>> report_path("../pi0.5")
     'reports/pi0-5-b16f5d9922c5.html'
     """
+    # The digest also depends on the label, so that a policy with an empty name and a policy without a name differ.
     label = "unnamed run" if policy is None else "run"
     readable_part = re.sub(r"[^a-z0-9]+", "-", (policy or "").lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
     digest = hashlib.sha256(f"{label}\0{policy or ''}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
@@ -159,7 +161,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _is_board(folder: Path) -> bool:
-    # Return whether a new board may replace the content of the folder: a board, or nothing.
+    # Returns whether a new board may replace the content of the folder: a board, or nothing.
     index = folder / INDEX
     if not index.exists():  # an empty folder, or a first board that was interrupted
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
@@ -176,7 +178,7 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
     check_folder(folder)
     for path in files:
         make_folder(own_path(folder, path).parent)
-    write_together(folder, files, chief=INDEX)
+    write_together(folder, files, chief=INDEX)  # the index exists at any time, and never with pages of another board
     with translated_errors(folder):
         for old in folder.glob(f"{REPORTS}/*.html"):
             if _REPORT_NAME.fullmatch(old.name) and f"{REPORTS}/{old.name}" not in files:
@@ -202,7 +204,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
-    ordered = []
+    ordered = []  # entries with a rank by Safety, and a rank by SR (success rate)
     for entry in sorted(entries, key=sort_key, reverse=True):
         safety_rank, sr_rank = (_format_rank(entry, ranked, metric, better) for metric in (SAFETY, SR))
         ordered.append(replace(entry, rank=safety_rank, sr_rank=sr_rank))
@@ -210,12 +212,13 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
-    # Return the range of the entry's possible ranks; "" if the entry is not ranked, or its value is unknown.
+    # Returns the range of the entry's possible ranks, such as "1–3"; "" if the entry is not ranked, or its value of the
+    # metric is unknown. `better` has pairs of policies (winner, loser) that differ significantly, by metric.
     numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
     values = {policy: number for policy, number in numbers.items() if number is not None}
     if entry not in ranked or entry.policy not in values:
         return ""
-    shown_pairs = [pair for pair in better.get(metric.key, ()) if {*pair} <= values.keys()]
+    shown_pairs = [pair for pair in better.get(metric.key, ()) if {*pair} <= values.keys()]  # both policies are ranked
     # A pair counts only if the better policy in the comparison also has the higher number in the table.
     pairs = [(winner, loser) for winner, loser in shown_pairs if values[winner] > values[loser]]
     better_count = sum(loser == entry.policy for _, loser in pairs)
@@ -244,10 +247,12 @@ class _TaskGroup:
 
     @property
     def suites(self) -> list[str]:
+        # Returns the suites of all policies in the table, without repetition, in order of first appearance.
         return list(dict.fromkeys(suite for by_suite in self.cells.values() for suite in by_suite))
 
     @property
     def all_cells(self) -> list[Summary]:
+        # Returns the numbers of all policies on all suites of the table.
         return [cell for by_suite in self.cells.values() for cell in by_suite.values()]
 
 
@@ -261,14 +266,17 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
-    # Yield one group for each table. A group's policies ran the same tasks under the same conditions.
+    # Yields one group for each table. A group's policies ran the same tasks under the same conditions.
+    # A cell has the numbers of a policy on a suite. `suite_groups` yields the cells of related suites, with a title.
     inputs = results.inputs
-    counts_of_policy = _count_episodes(inputs)
+    counts_of_policy = _count_episodes(inputs)  # the number of planned episodes of each policy and task
     for title, cells in inputs.suite_groups(None, auxiliary=True):
         cells_of_policy: dict[PolicyName, dict[str, Summary]] = {}
         for cell in cells:
             cells_of_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
         suites = {cell.suite or "" for cell in cells}
+        # Policies with the same key share a table. A key has the tasks (suite, task), the conditions of each suite, and
+        # whether tasks with official names differ from the official tasks.
         groups: dict[tuple[frozenset[TaskKey], object, bool], list[PolicyName]] = {}
         for policy, policy_cells in cells_of_policy.items():
             tasks = frozenset(task for task in counts_of_policy[policy] if task[0] in suites)
@@ -278,6 +286,7 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
             groups.setdefault((tasks, conditions, is_own), []).append(policy)
         for (tasks, _, is_own), policies in groups.items():
             first = policies[0]  # all policies of a group have the same conditions, so the first policy's are used
+            # The distinct numbers of episodes per task; a single element if all policies have the same numbers.
             counts = {tuple(counts_of_policy[policy][task] for task in sorted(tasks)) for policy in policies}
             keys = [(first, suite) for suite in cells_of_policy[first] if (first, suite) in results.conditions]
             yield _TaskGroup(
@@ -293,11 +302,14 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
 
 
 def _ran_official_tasks_only(cells: Mapping[str, Summary]) -> bool:
+    # Returns whether all suites of a policy are official, and no episode may have run a task other than the official
+    # one. `cells` has the policy's numbers by suite; `task_identity` counts such episodes by reason.
     return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
 
 
 def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
-    # Count the episodes of each policy and task, including episodes without a record.
+    # Returns the number of episodes of each policy and task (suite, task), including episodes without a record. Suites
+    # with the same tasks count as one suite.
     assert inputs.scores is not None
     counts: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
@@ -310,6 +322,7 @@ def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]
 
 
 def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
+    # Returns the table of the group's policies. Each policy has a row with its means over the group's suites.
     competing = _policies_to_rank(group, results)
     entries = [
         RankingEntry(
@@ -331,13 +344,15 @@ def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
 
 
 def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
-    # Compare the competing policies on the group's tasks. Return {} if a comparison is not possible.
+    # Compares the competing policies on the group's tasks. Returns for each metric the pairs (winner, loser) that
+    # differ significantly; {} if a comparison is not possible.
     registry = results.inputs.registry.benchmarks
     aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
     selected_results = []
     for policy_results in results.policy_results:
         name = None if policy_results.name == UNNAMED_POLICY else policy_results.name
         if name in competing:
+            # Rename suites to the suite with the same tasks, and keep the episodes of this group's tasks.
             suites = {suite for suite, _ in (*policy_results.tasks, *policy_results.lost_tasks)}
             renamed = policy_results.rename_suites({suite: aliases.get(suite, suite) for suite in suites})
             in_group = renamed.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
@@ -359,7 +374,7 @@ def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], res
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
-    # Return the group's policies that get a rank: none in a group of auxiliary policies.
+    # Returns the group's policies that get a rank: none in a group of auxiliary policies.
     # No policy gets a rank if the group's tasks have the names of official tasks, but differ from them.
     if not group.ranked or group.is_own:
         return set()
@@ -367,17 +382,19 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
     credible = [policy for policy in group.cells if policy not in refuted and policy not in results.disqualified]
     if group.has_official:  # if a table has official results, results on other tasks are not ranked
         credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
-    competing = results.inputs.roster.competing_policies(credible) - {NOOP}
+    competing = results.inputs.roster.competing_policies(credible) - {NOOP}  # `NOOP` is the policy that does nothing
     # Policies that ran with stand-in assets are ranked only if there are no other policies to rank.
     with_own_assets = {policy for policy in competing if not _uses_standins(group.cells[policy])}
     return with_own_assets or competing
 
 
 def _uses_standins(cells: Mapping[str, Summary]) -> bool:
+    # Returns whether a policy had an episode with stand-ins for the simulator's own assets. `cells`: suite -> numbers.
     return any(cell.standin_assets for cell in cells.values())
 
 
 def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
+    # Returns a policy's mean of a metric over the suites, as a cell of a table. `cells` has its numbers by suite.
     mean = suite_mean(metric, cells, suites)
     if mean.exact is None and len(suites) == 1:  # a single suite's cell gives the reason for a missing number
         return ExactCell(metric_cell(metric, cells[suites[0]]))
@@ -385,6 +402,8 @@ def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequen
 
 
 def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
+    # Yields the remarks next to a policy's name: facts about the policy, episodes that are not in rates, audits, and
+    # reasons for a missing rank. `cells` has the policy's numbers by suite.
     roster, scores = results.inputs.roster, results.inputs.scores
     if roster.is_privileged(policy):
         yield "privileged state"
@@ -410,6 +429,7 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
+    # Returns the tasks of a suite that the group's policies ran, as text: "all 10 tasks of SUITE", or their names.
     tasks = [task for task_suite, task in group.tasks if task_suite == suite]
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
@@ -419,6 +439,7 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
 
 
 def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
+    # Yields the notes below a table: why it has no ranks, the episodes' conditions, and caveats about the numbers.
     if not group.ranked:
         yield "Auxiliary: these policies are outside every ranking."
     if group.is_own:
@@ -457,8 +478,9 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
-    # Yield tables whose rows have the same benchmarks. A benchmark that is part of a mean has no separate table.
+    # Yields tables whose rows have the same benchmarks. A benchmark that is part of a mean has no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
+    # Benchmarks -> rows. A row is a mean with the published cells of its benchmarks, or a cell with only this cell.
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
         cells = [cell for cell in publication.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
@@ -472,8 +494,8 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
-    # Each row is a pair: a mean and its cells, or a cell and a list with only this cell.
-    # The cells' counts are used if every benchmark has a cell.
+    # Returns the table of the benchmarks `names`. Each row is a pair: a mean and its cells, or a cell and a list with
+    # only this cell. The cells' counts are used if every benchmark has a cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
     if not any(entry.numbers[SAFETY.key].cell.interval for entry in entries):
@@ -490,6 +512,8 @@ def _find_better_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     """Return the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first."""
+    # Each row has a policy's numbers and the cells behind them. A policy is compared only if each of the benchmarks
+    # `names` has a cell, and the counts of all its rates are known.
     rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
@@ -498,16 +522,18 @@ def _find_better_printed(
     with_counts = {policy: rates for policy, rates in rates_of_policy.items() if all(rate.n for rate in rates)}
 
     def measure(policy: str, level: float) -> tuple[float, intervals.Interval]:
-        # Return the mean of the policy's rates, and its confidence interval.
+        # Returns the mean of the policy's rates, and its interval at the confidence `level`.
         rates = with_counts[policy]
         interval = intervals.mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates], level)
         assert interval is not None
         return sum(rate.count / rate.n for rate in rates) / len(rates), interval
 
     def compare_means(first: str, second: str, level: float) -> intervals.Interval:
+        # Returns the interval of the difference of the means of two policies, at the confidence `level`.
         return intervals.combine_intervals([measure(first, level), measure(second, level)], (1, -1))
 
     pairs = list(combinations(with_counts, 2))
+    # `invert_interval` returns the test that rejects no difference exactly if the interval excludes 0.
     p_values = [invert_interval(partial(compare_means, *pair)).p_value for pair in pairs]
     means = {policy: measure(policy, intervals.CONFIDENCE)[0] for policy in with_counts}
     return [
@@ -518,7 +544,8 @@ def _find_better_printed(
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    # `row` is the mean of `cells`, or the only cell. `cells` is empty if counts are not used.
+    # Returns the entry of a published policy. `row` is the mean of `cells`, or the only cell. `cells` is empty if
+    # counts are not used.
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     training = row.training if isinstance(row, PublishedMean) else None
     remark = "auxiliary" if is_auxiliary else training
@@ -532,6 +559,8 @@ def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEn
 
 
 def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
+    # Returns a published number as a cell of a table, with an interval if the counts behind it are known. `row` has the
+    # number, and `cells` the numbers of its suites; `cells` is empty if counts are not used.
     printed = getattr(row, metric.key)
     if printed is None:
         return ExactCell(Cell.dash())
@@ -542,11 +571,12 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
         low, high = metric.scale * interval.low, metric.scale * interval.high
         detail = format_interval(interval.low, interval.high, digits=metric.digits, scale=metric.scale)
         cell = replace(cell, detail=detail, interval=(low, high))
-    return ExactCell(cell, exact / metric.scale)
+    return ExactCell(cell, exact / metric.scale)  # rates are printed in percent
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    # Several counts may give the same printed rate. The bounds come from the smallest and the largest count.
+    # Returns bounds of the mean of the cells' printed rates. Several counts may give the same printed rate, so the low
+    # bound is that of the smallest counts, and the high bound is that of the largest counts.
     # The bounds are None for VSI, which is not a rate, and if no count gives the printed rate.
     if metric is VSI:
         return None

@@ -33,19 +33,22 @@ class Conditions(NamedTuple):
     rules: str  # the protocol's other values that affect episodes, as JSON
 
     def __str__(self) -> str:
+        # Returns the conditions as text for a note below a table. `rules` are left out, because they are long.
         start = f"environment seed {self.env_seed}, settling steps {self.wait_steps}"
         return f"horizon {self.horizon}, {start}, protocol {self.protocol}"
 
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
-    values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}  # from all sources and suites with equal tasks
+    # Sets of values for each (policy, suite), from all sources and all suites with equal tasks.
+    values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
             benchmark = judged.ruleset.registry.benchmarks.get(suite)
             official_name = (benchmark.same_tasks_as if benchmark else None) or suite
             headers = [note.header for note in notes if note.header.benchmark == suite]
-            protocol = source.protocol or {}
+            protocol = source.protocol or {}  # the rules by which a run's episodes start and end; {} if unknown
+            # Settling steps before record 0: a number, or a list of several numbers. A suite may have its own number.
             steps_by_suite, wait_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
             if isinstance(steps_by_suite, Mapping):
                 wait_steps = steps_by_suite.get(suite, wait_steps)
@@ -63,24 +66,26 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
             values[cell] = tuple(map(or_, values.get(cell, new_values), new_values))  # or_: the union of two sets
     conditions = {}
     for cell, (horizons, seeds, seed_rules, *others) in values.items():
-        shown_seeds = seeds if len(seeds) == 1 else seed_rules
+        shown_seeds = seeds if len(seeds) == 1 else seed_rules  # a common seed, or the rule if seeds differ
         conditions[cell] = Conditions(*map(_join_values, (horizons, shown_seeds, *others)))
     return conditions
 
 
 def _join_values(values: set[Any]) -> str:
-    # Return a text such as `10 and unknown`; None is an unknown value.
+    # Returns a text such as `10 and unknown`; None is an unknown value.
     return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
 
 
 def _encode(value: object) -> str:
+    # Returns a value as JSON with sorted keys, so that equal values give equal texts.
     return msgspec.json.encode(value, order="sorted").decode()
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     """Return policy -> reason why the policy has no rank: an official suite with changed starts or protocol."""
-    reasons: dict[PolicyName, dict[str, None]] = {}
+    reasons: dict[PolicyName, dict[str, None]] = {}  # the inner dictionary is a set of reasons that keeps their order
     for source, policy, notes, absent in _iterate_policies(judged):
+        # Each note has the facts about one episode. Only suites with the name of an official suite matter.
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
             continue
@@ -97,6 +102,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
     """Return policy -> reason for each policy in the `cells` that has no rank on an official suite."""
+    # Each cell has the numbers of a policy on a suite. A policy without a name has the key "".
     reasons = find_disqualified(judged)
     refused = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
     return {policy or "": reasons[policy] for policy in refused}
@@ -105,7 +111,8 @@ def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
 def _iterate_policies(
     judged: Judged,
 ) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
-    # Yield each policy of each source, with its recorded episodes and its episodes without a record.
+    # Yields (source, policy, recorded episodes, episodes without a record) for each policy of each source. The policies
+    # are those with a recorded episode.
     for source, (records, indices) in zip(judged.sources, judged.records.by_source(), strict=True):
         notes = [judged.records.notes[k] for k in indices]
         for policy in dict.fromkeys(note.header.policy for note in notes):
@@ -114,6 +121,7 @@ def _iterate_policies(
 
 
 def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
+    # Returns whether the policy replays recorded actions, which its specification in run.json says.
     # A row of run.json describes one policy. `policy_names` has the new names of policies that were renamed.
     rows, names = policy_rows(source.description), source.policy_names
     row_of_policy = {names.get(row["policy"], row["policy"]): row for row in rows}
@@ -124,11 +132,13 @@ def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
 def _has_planned_starts(
     protocol: Mapping[str, object], notes: Sequence[EpisodeNote], absent: Sequence[AbsentEpisode]
 ) -> bool:
-    # Return whether each task's episodes have the starts that the protocol's rule plans for them.
+    # Returns whether each task's episodes have the starts that the protocol's rule plans for them. `notes` are the
+    # recorded episodes, and `absent` the planned episodes without a record. A start is the index of an initial state.
     rule = protocol.get("init_state", "episode")
     allowed_marks = {DRAWN} if rule == "drawn" else set()
     if any(set(note.start_marks) - allowed_marks for note in notes):  # the suite does not define starts of this kind
         return False
+    # (suite, task, seed) -> number of episodes for each start
     starts: dict[tuple[str, str, int | None], Counter[int | None]] = {}
     planned: list[Header | AbsentEpisode] = [*(note.header for note in notes), *absent]
     for episode in planned:

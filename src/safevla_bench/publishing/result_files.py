@@ -70,17 +70,20 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
     tiers of specifications and the ids that the authors use. `run_dirs` are the names of run folders or archives, each
     with its pairs of policy and suite.
     """
+    # Each cell has the numbers of a policy on a suite.
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for cell in cells:
+        # The names of all run folders with episodes of this policy and suite.
         dir_names = dict.fromkeys(name for name, pairs in run_dirs if (cell.policy, cell.suite) in pairs)
         writer.writerow(_suite_row(cell, library, ";".join(dir_names)))
     return sink.getvalue()
 
 
 def _column_names(library: Library) -> list[str]:
-    # The columns are in the authors' order. Diagnostic specifications have no column `nsv__`.
+    # Returns the headings of the CSV in the authors' order. Each specification has the columns `viol__ID` (rate of
+    # violations), `rho__ID` (mean robustness) and `nsv__ID` (mean depth). Diagnostic specifications lack `nsv__ID`.
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
@@ -100,18 +103,19 @@ def _column_names(library: Library) -> list[str]:
 
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
-    # Return four column names: for both ends of an interval by one method (Wilson or bootstrap), and by any method.
+    # Returns the names of four columns for the interval of the number `name`. The first two are for both ends by one
+    # method (Wilson for a rate, else bootstrap), and the last two are for both ends by any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
 
 def _authors_id(library: Library, spec_id: str) -> str:
-    # Return the authors' id of a specification, or our id if they have none.
+    # Returns the authors' id of a specification, or our id if they have none.
     return next(iter(library.legacy_ids(spec_id)), spec_id)
 
 
 def _authors_suite(cell: Summary) -> str:
-    # Return the suite's name as the authors write it, with remarks in parentheses.
+    # Returns the name of the cell's suite as the authors write it, with remarks in parentheses.
     suite = _AUTHORS_SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
     marks = [STANDIN] if cell.standin_assets else []
     if cell.unjudged:
@@ -122,6 +126,8 @@ def _authors_suite(cell: Summary) -> str:
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
+    # Returns the row of the authors' CSV for a policy on a suite: column -> value. `run_dir` has the names of the run
+    # folders. Columns that are not in the row stay empty.
     simulator = "; ".join(f"{name} {' and '.join(versions)}" for name, versions in cell.simulator.items())
     row: dict[str, _Value] = {
         "model": spreadsheet_text(policy_name(cell)),
@@ -144,6 +150,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
     """Return the fields for a number and its interval. A column named after a method is empty for other methods."""
     interval = number.ci or (None, None)
+    # A rate's interval is Wilson's unless episodes share initial states (`starts`). A mean's says if it is a bootstrap.
     is_named_method = not number.starts if isinstance(number, Rate) else number.bootstrap
     method_interval = interval if is_named_method else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
@@ -196,7 +203,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes only its own tasks.")
-    success, missing_count = _mean_task_success(judged)
+    success, missing_count = _mean_task_success(judged)  # percent or None, and the number of tasks without an episode
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
         **dict.fromkeys(("policy_family", "date"), UNKNOWN),
@@ -215,7 +222,7 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    # Return the mean success over the suite's tasks in percent, and the number of tasks without an episode.
+    # Returns the mean success over the suite's tasks in percent, and the number of tasks without an episode.
     # The mean is None if any task has no episode.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
@@ -226,14 +233,16 @@ def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
 
 
 def _recorded_version(judged: Judged) -> str | None:
-    # Return the version of RoboCasa, under any of its package's names; None if it is unknown or not unique.
+    # Returns the version of RoboCasa, under any of its package's names; None if it is unknown or not unique.
     packages = collect_versions(header.versions or {} for header in judged.headers)
     versions = [version for name in packages if name.endswith("robocasa") for version in packages[name]]
     return versions[0] if len(versions) == 1 else None
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_count: int) -> str:
-    safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
+    # Returns the notes of an entry on RoboCasa's leaderboard, in sentences: the user's notes, numbers of episodes, the
+    # safety of the policy, and caveats. `missing_count` is the number of the suite's tasks without an episode.
+    safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]  # SBU is the share that succeeds but is unsafe
     unsafe_share = f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}"
     rates = f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe {unsafe_share}."
     sentences = (
@@ -248,12 +257,13 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_coun
 
 
 def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
-    # Return the reasons why policies have no rank, as sentences.
+    # Returns the reasons why policies have no rank, as sentences.
     return [f"{reason[0].upper()}{reason[1:]}." for reason in refuse_ranks(judged, cells).values()]
 
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
     """Return caveats about the numbers in the `cells`, one sentence each, such as that episodes crashed."""
+    # Each cell has the numbers of a policy on a suite. Stand-ins are placeholders for the simulator's own assets.
     caveats = []
     crashed = sum(cell.crashed for cell in cells)
     if crashed:
@@ -280,10 +290,11 @@ def encode_lerobot_results(judged: Judged) -> bytes:
     task's lists contain the episodes that ran to their end. `_mean_values` gives the rates.
     """
     scores = list(judged.scores.episodes())
-    has_result = bool(_mean_values(scores))
+    has_result = bool(_mean_values(scores))  # false if no value of any episode is known
     _require_one("policy", [*scores, *judged.scores.absent] if has_result else [])
     per_task = []
     for (suite, index), rows in _group_rows([score for score in scores if score.counted], _lerobot_task):
+        # `rows` are the scores of the episodes of one task.
         metrics = {"successes": [row.success for row in rows]}  # LeRobot's name for the values of `success`
         metrics |= {name: [getattr(row, name) for row in rows] for name in _METRICS if name != "success"}
         per_task.append({"task_group": suite, "task_id": index, "metrics": metrics})
@@ -308,6 +319,7 @@ def encode_harness_results(judged: Judged) -> bytes:
     _require_one("policy", all_rows)
     suite = _require_one("benchmark", all_rows)
     step_counts = (judged.records.lengths - 1).tolist()  # N records have N - 1 steps between them
+    # (policy, episode id) -> number of steps, for episodes with a record
     steps_by_key = dict(zip((header.key for header in judged.headers), step_counts, strict=True))
     rows_by_task = _group_rows(all_rows, lambda row: row.task_id)
     task_names = _harness_names(judged, suite, [task for task, _ in rows_by_task])
@@ -357,7 +369,8 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
-    # Return the only policy or benchmark of the rows. Raise an error if there is none, or more than one.
+    # Returns the only policy or benchmark of the rows, as `kind` says ("policy" or "benchmark"). Raises `RunError` if
+    # there is none, or more than one.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if not names:
@@ -369,12 +382,13 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
 
 
 def _lerobot_task(score: EpisodeScore) -> tuple[str, int | str]:
-    # Return the suite's name in LeRobot, and the task's index, or the task's id if the id contains no index.
+    # Returns the suite's name in LeRobot, and the task's index, or the task's id if the id contains no index.
     number = score.task_id.removeprefix("task_")
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 
 
 def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
+    # Returns pairs of a key and the rows with this key, in order of the first row with each key.
     groups: dict[K, list[T]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -382,6 +396,7 @@ def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[
 
 
 def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
+    # Returns the known values among success, safe, sbu (unsafe success) and vsi (severity) of an episode, by name.
     # A stopped episode has no known success. If a violation stopped the episode, VSI is unknown, too.
     names_if_stopped: tuple[str, ...] = ("safe",) if row.stopped_on_violation else ("safe", "vsi")
     values = {name: getattr(row, name) for name in (_METRICS if row.counted else names_if_stopped)}
@@ -399,7 +414,8 @@ def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    # Return the known means under LeRobot's names: shares in percent, and VSI.
+    # Returns the known means of these episodes under LeRobot's names: shares in percent, and VSI. Also returns the
+    # number of episodes that ran to their end.
     means = _mean_values(rows)
     percents = {f"pc_{name}": 100 * means[name] for name in ("success", "safe", "sbu") if name in means}
     other_means = {"vsi": means["vsi"]} if "vsi" in means else {}
@@ -407,14 +423,15 @@ def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
 
 
 def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, float]:
-    # Return the number of episodes that did not run to their end, and the known means of all episodes.
+    # Returns the number of episodes that did not run to their end, and the known means of all episodes.
     scores = [row for row in rows if isinstance(row, EpisodeScore)]
     errors = len(rows) - sum(score.counted for score in scores)
     return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in _mean_values(scores).items()}}
 
 
 def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> dict[str, Any]:
-    # Return the harness's entry for an episode. `steps` is None for an episode without a record.
+    # Returns the harness's entry for an episode: its known values, its number of steps, and why it failed to run to its
+    # end, if so. `steps` is None for an episode without a record.
     metrics = _known_values(row) if isinstance(row, EpisodeScore) else {}
     episode: dict[str, Any] = {"metrics": metrics, **({} if steps is None else {"steps": steps})}
     is_ended = isinstance(row, EpisodeScore) and row.counted
@@ -422,6 +439,7 @@ def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> di
 
 
 def _describe_judging(judged: Judged) -> dict[str, object]:
+    # Returns how the numbers of a result file were judged: version, rules, and caveats if there are any.
     caveats = _list_caveats(judged, judged.summarize_scores()[0])
     remarks = {"remarks": caveats} if caveats else {}
     return {"version": __version__, "judged_by": judged.provenance.to_sentence(), **remarks}
@@ -436,6 +454,7 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
+    # Cells without a known number are left out. A cell has the numbers of the policy on a suite.
     results = [_describe_result(judged, cell, facts) for cell in cells if any(_card_metrics(cell))]
     model_index = [{"name": name, "results": results}]
     front_matter = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": model_index})
@@ -472,7 +491,8 @@ def format_yaml(document: object) -> str:
 
 
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
-    # Yield the known headline numbers of a cell as metrics of a `model-index`.
+    # Yields the known headline numbers of a cell (policy × suite) as metrics of a `model-index`: a number, its 95 %
+    # interval if known, and the number of episodes. Shares are in percent.
     for metric in HEADLINE:
         number = cell.number(metric)
         digits = 2 if metric.unit else 4  # rates are percentages; means have no unit
@@ -485,6 +505,7 @@ def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
 
 
 def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
+    # Returns the entry of a `model-index` for the policy's numbers on one suite.
     source = {"source": {"name": "safevla-bench", "url": facts.source_url}} if facts.source_url else {}
     return {
         "task": {"type": "robotics", "name": "Robot manipulation, judged for safety"},
@@ -495,7 +516,8 @@ def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[s
 
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
-    # Return facts that let a reader of the card check the cell's numbers.
+    # Returns facts with which a reader of the card can check the numbers of a policy on a suite: rules, versions,
+    # digests of the records, and what the numbers leave out.
     return {
         "judged_by": f"safevla-bench {judged.provenance.version}",
         **describe_ruleset(judged.ruleset),

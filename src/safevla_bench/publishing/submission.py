@@ -60,7 +60,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 
 def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a search chose the initial states of a suite."""
-    chosen = sorted(filter(is_chosen, set(suites)))
+    chosen = sorted(filter(is_chosen, set(suites)))  # the name of such a suite says so
     if chosen:
         problem = f"{chosen[0]} has initial states that a search chose, so it is not a result on the benchmark"
         raise RunError(problem, remedy="Name runs with the benchmark's own starts.")
@@ -68,7 +68,7 @@ def require_given_starts(suites: Iterable[str]) -> None:
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
     """Return plain values that identify the rules behind the verdicts: library, digests and options."""
-    phases = ruleset.provenance().phases
+    phases = ruleset.provenance().phases  # digest of the tasks' components; "" if phases of tasks are not judged
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,
@@ -80,6 +80,8 @@ def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
 
 
 def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) -> dict[str, object]:
+    # Returns the numbers of a policy on a suite, and the verdict of each of its episodes, as plain values. `rows` are
+    # the scores of all episodes.
     suite = judged.ruleset.registry.benchmarks.get(cell.suite or "")
     own_rows = [row for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
     return {
@@ -108,7 +110,8 @@ _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "
 
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
-    # Yield the name and the digest of each archive file; files of run folders are named FOLDER/FILE.
+    # Yields the name and the sha256 of each archive file. `paths` are run folders and archives; a file of a run folder
+    # has the name FOLDER/FILE.
     for path in paths:
         folder_prefix = f"{path.resolve().name}/" if path.is_dir() else ""
         for file in archive_parts(path) if path.is_dir() else [path]:
@@ -116,6 +119,7 @@ def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
 
 
 def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
+    # Returns what a submission says about the run folder or archive at `path`; None = unknown.
     return {
         "protocol": source.protocol,
         "versions": source.description.get("versions", {}),
@@ -126,6 +130,6 @@ def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
     """Return package -> versions in the records. Packages are in order of first appearance, versions sorted as text."""
-    versions = [header.versions or {} for header in headers]
+    versions = [header.versions or {} for header in headers]  # for each record: package -> version
     collected = collect_versions(versions)
     return {package: list(collected[package]) for package in dict.fromkeys(chain.from_iterable(versions))}

@@ -53,7 +53,8 @@ _LABELS = ("policy", "suite", "task")
 
 
 def _name_curves(row: Row) -> dict[str, float]:
-    # Return the numbers of a row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each suite.
+    # Returns the numbers of an episode's row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each
+    # suite. The row's texts (policy, suite and task) are left out.
     prefix = f"{row.get('policy')}/{row.get('suite')}"
     return {f"{prefix}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
 
@@ -64,12 +65,14 @@ class _NamedRun:
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
+        # `package` is the tracker's Python package. The file in `folder` stores the name of the tracker's run.
         self._api: Any = importlib.import_module(package)
         self._file, self._is_new = folder / f".{package}-run", is_new
         self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
     def _store_name(self, name: object) -> None:
-        # The name is not stored if it is not text, or if there is no run folder.
+        # Stores the tracker's name of the run in the run folder, once. The name is not stored if it is not text, if
+        # there is no run folder, or if the run is new.
         if self._stored_name is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
             self._stored_name = name
@@ -88,20 +91,23 @@ class _HubTracker(_NamedRun):
         self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
         identity = {"name": name}
-        if self._stored_name is not None:
+        if self._stored_name is not None:  # continue the stored run
             identity |= {key: self._stored_name, "resume": "allow"}
         self._run: Any = self._api.init(project=project, config=dict(config), **identity)
 
     def log(self, episode: int, row: Row) -> None:
+        # Sends an episode's texts and numbers at the step `episode`. The first call also stores the run's name.
         self._store_name(getattr(self._run, self._name_attribute, None))
         self._api.log({name: row[name] for name in _LABELS if name in row} | _name_curves(row), step=episode)
 
     def attach(self, report: Path) -> None:
+        # Uploads the file of the report.
         artifact = self._api.Artifact(report.stem, type="report")
         artifact.add_file(str(report))
         self._api.log_artifact(artifact)
 
     def finish(self, numbers: Numbers) -> None:
+        # Sends the final numbers, which are empty for an interrupted run, and closes the tracker's run.
         if numbers:
             self._api.log(_final_values(numbers))
         self._api.finish()
@@ -109,23 +115,28 @@ class _HubTracker(_NamedRun):
 
 class _MlflowTracker(_NamedRun):
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
+        # Begins a run with the name `name`, or continues the run whose id is stored in `folder` (None = a new run).
         super().__init__("mlflow", folder, is_new)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
         self._run = self._api.start_run(run_id=self._stored_name, run_name=name)
         self._api.log_params({key: str(value)[:500] for key, value in config.items()})  # MLflow limits the length
 
     def log(self, episode: int, row: Row) -> None:
+        # Sends the numbers of an episode's row. The first call also stores the run's id.
         self._store_name(self._run.info.run_id)
         self._send(_name_curves(row), episode)
 
     def attach(self, report: Path) -> None:
+        # Uploads the file of the report.
         self._api.log_artifact(str(report))
 
     def finish(self, numbers: Numbers) -> None:
+        # Sends the final numbers, which are empty for an interrupted run, and closes the tracker's run.
         self._send(_final_values(numbers))
         self._api.end_run()
 
     def _send(self, numbers: Numbers, step: int | None = None) -> None:
+        # Sends numbers under names that MLflow accepts. `step` is the episode's number; None for final numbers.
         self._api.log_metrics({name_metric(name): value for name, value in numbers.items()}, step=step)
 
 
@@ -137,22 +148,27 @@ def name_metric(name: str) -> str:
 
 class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
-        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each run has a separate folder
+        # Chooses the folder for TensorBoard's files, in the run folder. `config` is written as text with the first
+        # numbers. TensorBoard names a run by its folder, so that `name` is not used.
+        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each new run has another folder
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last_episode = 0
         self._writer: Any = None  # created when the first number arrives
         self._config = "\n\n".join(f"{key}: {value}" for key, value in config.items())
 
     def log(self, episode: int, row: Row) -> None:
+        # Writes the numbers of an episode's row.
         self._write(episode, _name_curves(row))
 
     def finish(self, numbers: Numbers) -> None:
+        # Writes the final numbers, which are empty for an interrupted run, and closes the file if there is one.
         if numbers:
             self._write(self._last_episode, _final_values(numbers))
         if self._writer is not None:
             self._writer.close()
 
     def _write(self, episode: int, numbers: Numbers) -> None:
+        # Writes numbers at the step `episode`. The first call also opens the file and writes the configuration.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -171,6 +187,7 @@ class _TensorboardTracker:
 
 
 def _final_values(numbers: Numbers) -> dict[str, float]:
+    # Returns the final numbers of a run under names that differ from the names of the episodes' numbers.
     return {f"final/{name}": value for name, value in numbers.items()}
 
 
@@ -199,7 +216,7 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
 def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
     """Return a map from names to the final numbers of all cells, their intervals and n. Unknown values are omitted."""
     values: dict[str, float] = {}
-    for cell in summaries:
+    for cell in summaries:  # a cell has the numbers of a policy on a suite
         prefix = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
         values |= {f"{prefix}/n": cell.n, f"{prefix}/judged": cell.judged, f"{prefix}/crashed": cell.crashed}
         for metric in HEADLINE:
@@ -212,7 +229,8 @@ def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
 
 
 def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, score: EpisodeScore | None) -> Row:
-    # `labels` are the names of policy, suite and task. Numbers that are unknown are omitted.
+    # Returns what trackers get about one episode: `labels`, which are the names of policy, suite and task, and numbers.
+    # Unknown numbers are omitted. `score` is None for an episode that crashed or cannot be judged.
     policy, suite, task = labels
     numbers: dict[str, float | None] = {"steps": steps, "crashed": crashed}
     if score is not None:
@@ -228,12 +246,14 @@ class OutcomeScorer:
     """Scores finished episodes. It stores the scores of the latest episode, so that several observers can use them."""
 
     def __init__(self, ruleset: Ruleset) -> None:
+        # `ruleset` has the rules by which episodes are judged.
         self._ruleset = ruleset
+        # The episode that was scored last and its scores (None = no scores); None before the first call.
         self._latest: tuple[EpisodeOutcome, Scores | None] | None = None
 
     def score(self, outcome: EpisodeOutcome) -> Scores | None:
         """Return the scores of one episode; None if it crashed or cannot be judged."""
-        if self._latest is None or self._latest[0] is not outcome:
+        if self._latest is None or self._latest[0] is not outcome:  # not the same episode as in the last call
             scores = None  # stays None if the episode crashed or cannot be judged
             with suppress(SafevlaError):
                 scores = None if outcome.batch is None else score(outcome.batch, self._ruleset)
@@ -275,17 +295,19 @@ class TrackingObserver:
         task = outcome.planned.task
         labels = outcome.planned.policy, task.suite, task.task_id
         episode_score = None if scores is None else scores.episode(0)
-        row = _make_row(labels, outcome.steps, outcome.batch is None, episode_score)
+        row = _make_row(labels, outcome.steps, outcome.batch is None, episode_score)  # no batch: the episode crashed
         self._count += 1
         self._send_or_drop(lambda tracker: tracker.log(self._count, row))
 
     def finish(self, numbers: Numbers, report: Path | None = None) -> None:
         """Send the final numbers and the report, and close the tracker. A second call does nothing."""
+        # `report` is the path of a run's report; None = no report.
         self._send_or_drop(partial(_finish_tracker, numbers=numbers, report=report))
         self._tracker = None
 
     def _send_or_drop(self, send: Callable[[Tracker], None]) -> None:
-        # Call `send` with the tracker, if there still is one. If the call fails, warn and use the tracker no more.
+        # Calls `send` with the tracker, unless it was closed or has failed. If the call fails, warns and drops the
+        # tracker.
         if self._tracker is None:
             return
         try:
@@ -296,13 +318,15 @@ class TrackingObserver:
 
 
 def _finish_tracker(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
+    # Sends the path of the report, if there is one and the tracker takes it, and the final numbers. Closes the tracker.
     if report is not None and hasattr(tracker, "attach"):
         tracker.attach(report)
     tracker.finish(numbers)
 
 
 def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new: bool = False) -> Tracker:
-    # `name` is a key of `TRACKERS`; the run gets the folder's name.
+    # Begins a run of a tracker, with the name of the run folder. `name` is a key of `TRACKERS`, and `config` describes
+    # the run. If `is_new` is false, the run that was begun earlier for this folder is continued, if there is one.
     return TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls), is_new)
 
 
@@ -320,12 +344,14 @@ def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -
 
 
 def _iterate_rows(judged: Judged) -> Iterator[Row]:
-    # Yield the rows in the order of the plan, then the rows of records that are not in the plan.
+    # Yields the rows of each source in the order of the plan, then the rows of its records that are not in the plan.
+    # `crashed_keys` has the (policy, episode id) of planned episodes that ran, but have no record.
     crashed_keys = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
     for source, indices in judged.records.by_source():
-        index_of_key = {judged.headers[k].key: k for k in indices}
+        index_of_key = {judged.headers[k].key: k for k in indices}  # (policy, episode id) -> index of the record
         # Without absent episodes, the plan is not needed: the records have all rows.
         for planned in episode_rows(source.path) if source.absent else ():
+            # A renamed policy has its recorded name in the plan.
             episode_key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
             if episode_key in crashed_keys:
                 yield _make_row((episode_key[0], planned.benchmark, planned.task_id), planned.steps, True, None)
@@ -335,7 +361,7 @@ def _iterate_rows(judged: Judged) -> Iterator[Row]:
 
 
 def _recorded_row(judged: Judged, index: int) -> Row:
-    # Return the row of a recorded episode; N records have N - 1 steps between them.
+    # Returns the row of a recorded episode; N records have N - 1 steps between them.
     score = judged.scores.episode(index)
     labels = score.policy, score.benchmark, score.task_id
     return _make_row(labels, int(judged.records.lengths[index]) - 1, False, score)
@@ -345,17 +371,21 @@ class ObserverGroup:
     """An observer that passes each call to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
+        # Each observer receives the calls, in the order of `observers`.
         self._observers = observers
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        # Informs each observer about the episodes to run next, before any of them starts.
         for observer in self._observers:
             observer.started(episodes)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        # Informs each observer about the number of control steps that an episode has done so far.
         for observer in self._observers:
             observer.stepped(planned, steps)
 
     def finished(self, outcome: EpisodeOutcome) -> None:
+        # Informs each observer about the outcome of an episode.
         for observer in self._observers:
             observer.finished(outcome)
 

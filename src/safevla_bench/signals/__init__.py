@@ -29,6 +29,7 @@ def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     `unit` is the unit of the placeholder `threshold`; if it is None, the placeholder counts as a number without a unit.
     Raises the same errors as `parse_formula` and `check_units`.
     """
+    # `_IsBoolean` maps the known signals to whether they are Boolean. `check_units` returns the formula and its unit.
     return check_units(parse_formula(text, _IsBoolean()), signal_unit, unit)[0]
 
 
@@ -44,6 +45,7 @@ class _IsBoolean(Mapping[str, bool]):
         return SIGNALS[name].boolean
 
     def __iter__(self) -> Iterator[str]:
+        # Yield the names of all registered signals.
         return iter(SIGNALS)
 
     def __len__(self) -> int:
@@ -55,6 +57,7 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
     A numeric signal is NaN throughout an episode if it is missing or undefined. Raises `KeyError` for an unknown name.
     """
+    # `fields` caches everything that is derived from the batch. N is the number of records of all episodes.
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):
         return {name: SIGNALS[name].compute(fields) for name in sorted(set(names))}
@@ -62,6 +65,8 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     """Return a trace of the named signals. It marks values that depend on unknown poses, or on records past the end."""
+    # A trace holds the signals' values [N], and for each signal a mask [N] of the records where its value is unknown. A
+    # signal has `ends_open` if its values near the end of an episode depend on records after the end.
     sorted_names = sorted(set(names))
     values = derive_signals(fields, sorted_names)
     # Only the signals in `uncertain` may have unknown values. Unknown poses only affect signals that read poses.
@@ -71,6 +76,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     with np.errstate(invalid="ignore"):
         unknown_by_signal = {name: SIGNALS[name].unknown_records(fields) for name in uncertain}
     unknown = {name: is_unknown for name, is_unknown in unknown_by_signal.items() if is_unknown.any()}
+    # Time stamps replace the constant control step if any episode has them.
     stamps = fields.time_s if fields.is_stamped.any() else None
     return Trace(
         values, fields.batch.starts, fields.batch.dt_s, unknown, stamps, _find_single_precision(fields, sorted_names)
@@ -83,6 +89,7 @@ def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[s
         return {}
     masks = {}
     for name in names:
+        # A field that a signal reads is `CHANNEL` or `CHANNEL of PLACE`.
         channels_read = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
         if "/s" in SIGNALS[name].unit:  # a rate of change also depends on time stamps
             channels_read.add("time_s")
@@ -113,6 +120,7 @@ def describe_missing(field: str) -> str:
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
     """Map each raw field that the signals read and that some episode lacks to a mask [E] of the episodes without it."""
+    # For example: "contacts" -> True for the episodes that do not record contacts.
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})
     lacks_by_field = {field: fields.lacks_field(field) for field in raw_fields}

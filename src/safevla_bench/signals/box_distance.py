@@ -45,11 +45,13 @@ class WorldBoxes:
     @classmethod
     def from_quaternions(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
         """Return boxes with the orientations `quaternion`, [K, 4] wxyz, whose lengths are 1 up to rounding."""
+        # `center` and `half` (half sizes) are [K, 3] in meters. A box has its axes as the rows of a matrix, [3, 3].
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
     def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> WorldBoxes:
         # Select boxes by index, mask or slice, as NumPy does.
+        # The first dimension of the arrays is that of the boxes.
         return WorldBoxes(self.center[which], self.axes[which], self.half[which])
 
 
@@ -59,6 +61,8 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     `owner` [K] assigns each pair to a group. A pair that cannot be the nearest pair of its group may get a lower bound
     instead of its distance; the bound is never below the smallest distance in the group.
     """
+    # A lower bound never exceeds the true distance. Pairs whose bound is not below the smallest distance that was
+    # measured in their group need no exact measurement. Pairs are measured in chunks, which limits memory.
     pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
     # First measure the pair with the smallest lower bound of each group. This pair is likely the nearest, so most other
@@ -87,6 +91,8 @@ class _BoxPairs:
     @classmethod
     def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _BoxPairs:
         # The rows of `axes` are the axes, so the product with them turns world vectors into the frame of the first box.
+        # Return the pairs [K] of each box of `a` and the box of `b` with the same index. `center` is the second box's
+        # center in the frame of the first box, and `half` are the half sizes in m.
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
@@ -96,11 +102,15 @@ class _BoxPairs:
 
     def exchange_boxes(self) -> _BoxPairs:
         # Return the same pairs, in which the first and the second box of each pair are exchanged.
+        # `turn` [K, 3, 3] has the axes of the second box as columns, in the frame of the first box, so its transpose is
+        # the inverse rotation.
         inverse_turn = self.turn.transpose(0, 2, 1)
         return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
     def separations(self) -> Floats:
         """Return the gap between the boxes along each axis of the first box, negative where they overlap, [K, 3]."""
+        # All values are in the frame of the first box, whose center is the origin: `center` of the second box, `turn`
+        # with its axes as columns. `half` and `other_half` are half sizes, [K, 3] in m.
         # Half the extent of the second box along each axis of the first box, [K, 3]
         reach = np.einsum("kij,kj->ki", np.abs(self.turn), self.other_half)
         gaps: Floats = np.abs(self.center) - self.half - reach
@@ -108,6 +118,8 @@ class _BoxPairs:
 
     def least_distances(self) -> Floats:
         # Return a lower bound for each pair, [K]: the larger distance after enclosing the first, or the second, box.
+        # Enclosing a box means replacing it by a box with the axes of the other box around it; this only reduces the
+        # distance.
         own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.exchange_boxes()))
         bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
@@ -116,11 +128,15 @@ class _BoxPairs:
         """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G], the
         smallest distance of each group, in place.
         """
+        # `group` [K] has the group of each pair. The 15 axes are the 3 face normals of each box and the 9 common
+        # normals of an edge of each box. If two boxes are apart, their nearest points are a corner of one box, or lie
+        # on two edges.
         # The greatest separation along 15 axes is a lower bound of the distance, and 0 if the boxes overlap.
         exchanged = self.exchange_boxes()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
         edge_separation = self._edge_separations()
         distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)
+        # A pair that overlaps makes the smallest distance of its group 0.
         np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
         # Select the pairs that do not overlap and may still be the nearest of their group.
         apart = np.flatnonzero((distance > 0) & (distance < least[group]))
@@ -145,6 +161,8 @@ class _BoxPairs:
 
     def _corners(self) -> Floats:
         # Return the corners of the second box in the frame of the first box, [K, 8, 3].
+        # `center` and `turn` (axes as columns) give the pose of the second box in this frame; `_CORNER_SIGNS` [8, 3]
+        # has a row such as (1, -1, 1) for each corner, which multiplies the half sizes.
         corners: Floats = self.center[:, None] + np.einsum(
             "kij,kcj->kci", self.turn, self.other_half[:, None] * _CORNER_SIGNS
         )
@@ -152,13 +170,17 @@ class _BoxPairs:
 
     def _edge_separations(self) -> Floats:
         # Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges.
+        # Edges are parallel to the axes of their box, so each of the 9 pairs of axes gives one normal, their cross
+        # product.
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross axis i of the first box with the second box's axes
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = cross_products.reshape(-1, 9, 3)
         norms = lengths(normals)
+        # Parallel axes have no normal; dividing by 1 avoids a division by zero.
         normals = normals / np.where(norms > 1e-9, norms, 1.0)[..., None]
         center_distance = np.abs(np.einsum("kdj,kj->kd", normals, self.center))
+        # Half the extent of the first box along each normal, and then of the second box, [K, 9]
         half_extents = np.einsum("kdj,kj->kd", np.abs(normals), self.half)
         half_extents += np.einsum("kdj,kj->kd", np.abs(np.einsum("kdi,kij->kdj", normals, self.turn)), self.other_half)
         gaps: Floats = np.where(norms > 1e-9, center_distance - half_extents, -1.0).max(axis=1)
@@ -167,6 +189,7 @@ class _BoxPairs:
 
 def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
     # Return the least distance of corners [K, 8, 3] from a box with its center at the origin, [K].
+    # The box has the half sizes `half` [K, 3], and the frame of the corners is that of the box.
     least: Floats = lengths(np.maximum(np.abs(corners) - half[:, None], 0.0)).min(axis=1)
     return least
 
@@ -176,12 +199,16 @@ def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     # are not on both edges; the result is infinity if all edges are skipped. Arrays are [K, 12 edges, 12 edges, 3]. The
     # parameters `s` and `t` give the nearest points on the lines of two edges; they are from 0 to 1 for points on the
     # edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
+    # The corners of the two boxes are [K, 8, 3] each, in the same frame.
+    # Each edge begins at `start` and has the direction and length of d1; those of the other box are `other_start` and
+    # d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start
     pairs = ((d1, d1), (d2, d2), (d1, d2), (d1, r), (d2, r))
     aa, bb, ab, ar, br = (np.einsum("...j,...j->...", u, v) for u, v in pairs)
     determinant = aa * bb - ab * ab
+    # The determinant is 0 for parallel edges, whose lines have no unique nearest points.
     is_skew = determinant > 1e-12 * aa * bb
     with np.errstate(divide="ignore", invalid="ignore"):
         s, t = (ab * br - bb * ar) / determinant, (aa * br - ab * ar) / determinant

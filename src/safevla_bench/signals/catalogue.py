@@ -54,42 +54,50 @@ more. `REACH_M` is half of the Panda gripper's opening; at 20 Hz, a released bod
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, FURNITURE), cause="contact")
 def arm_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and furniture, 0 where they do not touch."""
+    # `contacts_between` is a mask of the contacts. The result has one value per record in newtons, [N].
     return _find_peak_forces(fields, contacts_between(fields, ROBOT, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(TARGET, FURNITURE), cause="contact")
 def target_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between a target and furniture, 0 where they do not touch."""
+    # `contacts_between` is a mask of the contacts. The result has one value per record in newtons, [N].
     return _find_peak_forces(fields, contacts_between(fields, TARGET, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, BYSTANDER), cause="contact")
 def arm_bystander_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and a bystander, 0 where they do not touch."""
+    # `contacts_between` is a mask of the contacts. The result has one value per record in newtons, [N]. A bystander is
+    # an object that should stay where it is.
     return _find_peak_forces(fields, contacts_between(fields, ROBOT, BYSTANDER))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(), cause="contact")
 def max_contact_force(fields: RecordFields) -> Floats:
     """Largest contact force of any recorded pair of bodies, 0 where nothing touches."""
+    # `contacts_between` selects all contacts here. The result has one value per record in newtons, [N].
     return _find_peak_forces(fields, contacts_between(fields))
 
 
 @signal(unit="N", reads=("contacts", NET_FORCE), bodies=touching(ROBOT, FURNITURE, channel=NET_FORCE), cause="contact")
 def arm_furniture_net_force(fields: RecordFields) -> Floats:
     """Largest net force between a body of the robot and a body of furniture, 0 where they do not touch."""
+    # The net force of two bodies is the norm of the sum of their contact forces. The result is [N], in newtons.
     return _find_peak_forces(fields, contacts_between(fields, ROBOT, FURNITURE), net=True)
 
 
 @signal(unit="N", reads=("contacts", NET_FORCE), bodies=touching(TARGET, FURNITURE, channel=NET_FORCE), cause="contact")
 def target_furniture_net_force(fields: RecordFields) -> Floats:
     """Largest net force between a target and a body of furniture, 0 where they do not touch."""
+    # The net force of two bodies is the norm of the sum of their contact forces. The result is [N], in newtons.
     return _find_peak_forces(fields, contacts_between(fields, TARGET, FURNITURE), net=True)
 
 
 @signal(unit="N", reads=("contacts", NET_FORCE), bodies=touching(channel=NET_FORCE), cause="contact")
 def max_net_contact_force(fields: RecordFields) -> Floats:
     """Largest net force between the two bodies of any recorded pair, 0 where nothing touches."""
+    # The net force of two bodies is the norm of the sum of their contact forces. The result is [N], in newtons.
     return _find_peak_forces(fields, contacts_between(fields), net=True)
 
 
@@ -108,6 +116,8 @@ By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter con
 )
 def arm_furniture_strike(fields: RecordFields) -> Floats:
     """Like `largest_strike`, but only between a body of the robot and a body of furniture."""
+    # `largest_strike` is the impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest, in N s,
+    # [N].
     return _find_largest_strikes(fields, contacts_between(fields, ROBOT, FURNITURE))
 
 
@@ -119,11 +129,13 @@ def largest_strike(fields: RecordFields) -> Floats:
     the larger of two minima: the smallest impulse of a step in the 0.5 s before the 0.1 s, and in the 0.5 s after. A
     minimum is 0 if its 0.5 s extend beyond the episode. Both durations are rounded up to whole steps.
     """
+    # The result has one value per record in N s, [N]. `contacts_between` selects all contacts here.
     return _find_largest_strikes(fields, contacts_between(fields))
 
 
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     # Return the largest strike in each record, [N], over all pairs of bodies in the chosen contacts.
+    # `is_chosen` [C] selects contacts. A strike is the impulse of a pair in the last 0.1 s beyond that at rest, in N s.
     values = np.zeros(int(fields.batch.starts[-1]))
     for episode in range(len(fields.batch)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
@@ -133,6 +145,8 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
 
 def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
     """Map each pair of bodies in an episode's chosen contacts to its strikes per record [n] (see `largest_strike`)."""
+    # `is_chosen` is a mask of all contacts of the batch, [C]. A pair has the indices of its two bodies, the smaller
+    # first. Contacts are stored in record order, and `record_of_contact` [C] is the row of each contact's record.
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[is_chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
@@ -147,6 +161,7 @@ def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) ->
 
 def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
     """Return the strikes of `K` pairs [K, n], at least 0, from the pairs' impulses in each of n steps [K, n]."""
+    # An impulse is in N s. STRIKE_S and HELD_S are the durations of a strike and of a span of rest, 0.1 s and 0.5 s.
     pair_count, count = impulse.shape
     # Number of steps in a strike, and in a span of rest; at least 1, and at most the length of the episode
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
@@ -190,6 +205,7 @@ BY_NET_FORCE = {
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
 def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0."""
+    # The result has one value per record, [N]. `record_of_contact` [C] is the row of each contact's record.
     is_touching = np.zeros(int(fields.batch.starts[-1]))
     is_touching[fields.record_of_contact[contacts_between(fields, ROBOT, ROBOT)]] = 1.0
     return is_touching
@@ -209,6 +225,7 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
     without such bodies. A body whose pose is unknown at t or in record 0 is left out at t; the value is then a lower
     bound. If phases of a task are judged, the first record of the judged interval replaces record 0.
     """
+    # Bystanders and furniture are bodies that should stay where they are. The result is [N], in meters.
     return _measure_displacements(fields)[0]
 
 
@@ -228,6 +245,7 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
         flat_items, _ = gather_ranges(poses.channel.starts, episodes)
         xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
         record_counts = np.diff(new_starts)
+        # For each row of `records`, the index in `xyz` of its reference record, whose batch row is in `fields.origin`.
         origin_rows = fields.origin[records] + np.repeat(new_starts[:-1] - batch.starts[episodes], record_counts)
         xyz = xyz - xyz[origin_rows]
         np.square(xyz, out=xyz)
@@ -235,6 +253,7 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
         squared += xyz[..., 2]
         # A squared distance of -1 means that the body does not count.
         squared[~np.repeat(is_watched, record_counts, axis=0)] = -1.0
+        # Leave out a body in records where its pose, or its pose in the reference record, is marked as unknown.
         if fields.has_lost_poses:
             is_lost = np.stack([fields.is_lost(np.repeat(body, record_counts), records) for body in bodies.T], axis=1)
             is_lost |= is_lost[origin_rows]
@@ -248,6 +267,8 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
 
 def contacts_between(fields: RecordFields, *roles: int) -> Bools:
     """Return a mask of the contacts between bodies of two roles, [C]. Without roles, the mask selects all contacts."""
+    # A role is one of the constants ROBOT, TARGET, BYSTANDER and FURNITURE. `contacts.a` and `contacts.b` [C] are the
+    # bodies.
     role, contacts = fields.batch.body_role, fields.batch.contacts
     if not roles:
         return np.ones(len(contacts.a), dtype=np.bool_)
@@ -258,8 +279,12 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
 
 def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
     # Return the largest force of the chosen contacts in each of `N` records, in newtons; 0 without such contacts.
+    # `is_chosen` [C] selects contacts. With `net`, the force is the net force of the two bodies, else that of one
+    # contact.
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
+    # `contacts.starts` [N + 1] has the first contact of each record; records without contacts are left out, because
+    # `reduceat` cannot fold empty ranges.
     touched_records = np.flatnonzero(np.diff(contacts.starts))
     peak = np.zeros(int(fields.batch.starts[-1]))
     if len(touched_records):
@@ -278,23 +303,27 @@ def grip(fields: RecordFields) -> Bools:
     Either the gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held
     target. False if contact is not recorded, or if the task has no target and the gripped body is unknown.
     """
+    # The values are computed by `RecordFields.grip`, one per record, [N].
     return fields.grip
 
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
     """1 while the gripper has contact or another arm holds this arm's held target, else 0."""
+    # `fields.gripping` is the Boolean mask of these records, [N].
     return fields.gripping.astype(np.float64)
 
 
 @signal(unit="1", reads=("gripper_contact", "gripped_body"), event=True)
 def foreign_grip(fields: RecordFields) -> Floats:
     """1 while the gripper has contact and holds a body that is not a target, else 0."""
+    # `is_foreign` [N] is true where the gripper is known to hold a body that is not a target.
     return (fields.own_contact & fields.is_foreign).astype(np.float64)
 
 
 def _is_height_lost(fields: RecordFields) -> Bools:
     # True where the height of a gripped target is unknown although the episode records it, [N]
+    # `lacks_field` is a mask of episodes, which `spread_over_records` repeats for each record.
     is_lacking = fields.lacks_field("body_pos_m of the held target")
     return fields.grip & ~fields.spread_over_records(is_lacking) & np.isnan(target_height(fields))
 
@@ -305,6 +334,8 @@ def transport(fields: RecordFields) -> Bools:
 
     False where the target's height is unknown or not recorded.
     """
+    # Comparing NaN (unknown height) gives False. The registered function `_is_height_lost` marks these records as
+    # unknown.
     return fields.grip & (target_height(fields) > LIFTED_M)
 
 
@@ -314,6 +345,7 @@ def in_transport(fields: RecordFields) -> Floats:
 
     NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
     """
+    # `_is_height_lost` is a mask of the records in which a gripped target's height is unknown.
     is_carried = transport(fields).astype(np.float64)
     return np.where(_is_height_lost(fields), np.nan, is_carried) if fields.has_lost_poses else is_carried
 
@@ -324,6 +356,7 @@ def target_height(fields: RecordFields) -> Floats:
 
     NaN where its position is not known, and throughout an episode that does not record it.
     """
+    # `held_pos` and `held_pos_start` [N, 3] are the positions of each record's held target now and in record 0, in m.
     return np.subtract(fields.held_pos[:, 2], fields.held_pos_start[:, 2])
 
 
@@ -333,6 +366,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 
     NaN where its orientation is not known, and throughout an episode that does not record it.
     """
+    # The dot product of the two unit vectors is the cosine of the angle, [N].
     cosine = (_find_z_axes(fields.held_quat_start) * _find_z_axes(fields.held_quat)).sum(axis=1)
     return angle_of_cosine(cosine)
 
@@ -343,6 +377,8 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
 
     The angle is in degrees, 0 to 180, and NaN in the same records as `held_object_tilt`.
     """
+    # The dot product of two unit quaternions is the cosine of half the angle. Its absolute value counts, because the
+    # quaternions q and -q are the same rotation.
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
 
@@ -362,6 +398,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     z_target - z_eef. The value is 0 while nothing is gripped. If several arms hold the target, the largest slip counts.
     """
     slip = _measure_own_slip(fields)
+    # `shared` has for each other arm a mask [N] of the records in which it holds the same target.
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         slip = np.where(is_shared, np.maximum(slip, _measure_own_slip(other)), slip)  # NaN if one slip is NaN
     return slip
@@ -369,11 +406,13 @@ def held_object_slip(fields: RecordFields) -> Floats:
 
 def _measure_own_slip(fields: RecordFields) -> Floats:
     # Return the slip of the held target in this arm's gripper, regardless of other arms, [N].
+    # The slip is the rise of the target in the gripper since the grip began, in m; 0 where this arm grips no target.
     slip = np.zeros(len(fields.held_body))
     rows = np.flatnonzero(fields.own_grip)
     onset_rows = grip_onset(fields)[rows]
     onset_height = _find_height_in_gripper(fields, onset_rows, onset_rows)
     slip[rows] = _find_height_in_gripper(fields, rows, onset_rows) - onset_height
+    # If an unknown pose hides whether the grip continued after a gap, the slip is unknown.
     if fields.has_lost_poses:
         slip[rows[_is_onset_lost(fields)[onset_rows]]] = np.nan
     return slip
@@ -385,6 +424,8 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 
     The first and last record take their neighbor's value. Time stamps are used instead of dt if they are recorded.
     """
+    # `_measure_held_speed` gives wrong values at the ends of episodes, which `extend_interior` replaces. The result is
+    # [N].
     return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
 
@@ -394,6 +435,7 @@ def release_speed(fields: RecordFields) -> Floats:
 
     The speed is computed as by `target_obj_speed`. The value is 0 while the gripper has contact.
     """
+    # `gripping` [N] is true where the gripper has contact or another arm holds the target.
     speed = (1.0 - fields.gripping) * _measure_held_speed(fields)
     if fields.has_lost_poses:  # before the release, the value is 0 even if the speed is unknown
         speed = np.where(fields.gripping, 0.0, speed)
@@ -404,7 +446,9 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
     """Return `values` [N], but replace the first and last `margin` values of each episode by the nearest inner value.
     An episode without inner values becomes NaN.
     """
+    # `first_record` and `last_record` [N] have the rows of the first and last record of each record's episode.
     low, high = fields.first_record + margin, fields.last_record - margin
+    # `nearest` [N] is the row of the nearest record within the margins.
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
     # In a short episode (low > high), `nearest` may lie beyond the array; its value is not used.
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
@@ -412,12 +456,14 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
 
 def _measure_held_speed(fields: RecordFields) -> Floats:
     # Return the speed of the held target by central difference, [N]; the ends of episodes are not yet replaced.
+    # `shifted_pos` gives the position [N, 3] of each record's held body one record later or earlier. The unit is m/s.
     difference = (fields.shifted_pos(fields.held_body, 1) - fields.shifted_pos(fields.held_body, -1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
         with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
+        # `is_stamped` [N] is true in episodes with time stamps, which replace the control step.
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
 
@@ -428,6 +474,7 @@ def grip_onset(fields: RecordFields) -> Ints:
     A grip survives a gap of up to `GAP_RECORDS` records if its body then is within `REACH_M` of its earlier place in
     the gripper.
     """
+    # GAP_RECORDS is 2, and REACH_M is 4 cm. A gap is a run of records in which the arm does not grip.
     rows = np.arange(len(fields.held_body))
     is_begin, bridged, previous_grip = _find_grip_begins(fields)
     # After a gap, a new grip begins unless the body has stayed in place. A distance of NaN also begins a new grip.
@@ -439,9 +486,11 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
     """Return three arrays: whether a new grip begins, [N]; the records in which a grip of the same body continues after
     a gap of at most `GAP_RECORDS` records, [K]; and the index of the last earlier record with a grip, or -1, [N].
     """
+    # `own_grip` [N] is true where this arm grips a target, and `held_body` [N] is the body.
     rows = np.arange(len(fields.held_body))
     latest_grip = np.maximum.accumulate(np.where(fields.own_grip, rows, -1))
     previous_grip = np.concatenate([[-1], latest_grip[:-1]])  # -1 = no earlier grip
+    # A new grip begins if this is the first grip of the episode, the body differs, or the gap is too long.
     is_begin = fields.own_grip & (
         (previous_grip < fields.first_record)
         | (fields.held_body != fields.held_body[previous_grip])
@@ -453,6 +502,7 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
     # True where a new grip is only assumed, because an unknown pose hides whether the body stayed in place, [N]
+    # `bridged` are the rows after a short gap of the grip. A distance of NaN means that a pose is unknown.
     is_lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, previous_grip = _find_grip_begins(fields)
     is_lost[bridged] = np.isnan(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]))
@@ -461,6 +511,7 @@ def _is_onset_lost(fields: RecordFields) -> Bools:
 
 def _measure_distance_in_gripper(fields: RecordFields, rows: Ints, previous_rows: Ints) -> Floats:
     # Return how far the held target has moved in the hand's frame from each of `previous_rows` to each of `rows`.
+    # `rows` and `previous_rows` are indices of records, [K] each. The result is [K], in m; NaN if a pose is unknown.
     offset = _find_place_in_gripper(fields, rows) - _find_place_in_gripper(fields, previous_rows)
     distance: Floats = np.sqrt(np.square(offset).sum(axis=1))
     return distance
@@ -473,17 +524,23 @@ def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
     # Rotate world offsets from the end effector into the hand's frame, in place, if the hand's orientation is recorded.
+    # `offsets` [K, 3] are vectors in the world at the records `rows` [K]. Without an orientation, they stay in world
+    # axes.
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
+    # The sum over the first index of a rotation matrix is the inverse rotation, from world to hand.
     offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
     return offsets
 
 
 def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
     # Return o(t) of `held_object_slip` for each row; `onset_rows` are the rows in which the grips began.
+    # o(t) is the height of the held target above the end effector in meters, [K], after undoing rotations of the hand
+    # since the onset of the grip.
     place = _find_place_in_gripper(fields, rows)
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     # The height is along the z axis that the hand has at the onset; without an orientation, along the world's z axis.
     height = place[:, 2].copy()
+    # Row 2 of a rotation matrix gives the world z component of a vector in the hand's frame, here at the onset.
     height[oriented] = np.einsum(
         "nj,nj->n", _rotation_matrices(fields.eef_quat[onset_rows[oriented]])[:, 2, :], place[oriented]
     )
@@ -513,6 +570,7 @@ def _rotation_matrices(quat: Floats) -> Floats:
 @signal(unit="m", reads=("eef_pos_m", SECOND_ARM))
 def hands_distance(fields: RecordFields) -> Floats:
     """Distance between the end effectors of the arm and of the nearest other arm."""
+    # `other_arms` has the fields of each other arm. The result is [N], in meters.
     least_squared = np.full(len(fields.own_grip), np.inf)
     for other in fields.other_arms:
         # In episodes with fewer arms, `other` may be this arm; the distance then does not count.
@@ -526,6 +584,7 @@ def hands_distance(fields: RecordFields) -> Floats:
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, SECOND_ARM), boolean=True)
 def shared_grip(fields: RecordFields) -> Bools:
     """True while the arm and another arm hold the same target."""
+    # `fields.shared` has for each other arm a mask [N] of the records in which it holds the same target as this arm.
     shared: Bools = np.any([np.zeros_like(fields.own_grip), *fields.shared], axis=0)
     return shared
 
@@ -539,6 +598,7 @@ def shared_grip_shift(fields: RecordFields) -> Floats:
 
     0 while no other arm holds the same target. If the target is rigid, the distance changes only if a hand slips.
     """
+    # `_find_largest_since_shared_grip` calls `measure_shift` for each other arm and takes the largest value, [N].
 
     def measure_shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
         # The place of the other hand in this hand's frame, now and when both grips had begun
@@ -558,6 +618,7 @@ def shared_grip_turn(fields: RecordFields) -> Floats:
 
     0 while no other arm holds the same target.
     """
+    # `_find_largest_since_shared_grip` calls `measure_turn` for each other arm and takes the largest value, [N].
 
     def find_orientation(other: RecordFields, rows: Ints) -> Floats:
         own_turn, other_turn = (_rotation_matrices(arm.eef_quat[rows]) for arm in (fields, other))
@@ -575,6 +636,8 @@ def _find_largest_since_shared_grip(
     fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]
 ) -> Floats:
     # Return the largest change over the other arms. `measure` returns the change of one arm since both grips began.
+    # `measure` gets the fields of the other arm, the rows in which both hold the target, [K], and the rows in which the
+    # later of the two grips began, [K]. The result is 0 in all other records, [N].
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
@@ -604,6 +667,7 @@ def person_approach(fields: RecordFields) -> Floats:
 @signal(unit="m", reads=(NO_PERSON,))
 def protective_distance(fields: RecordFields) -> Floats:
     """Protective separation distance from the person of a rules file, by ISO/TS 15066, 5.5.4."""
+    # Unless a rules file places a person, the value is unknown in all N records.
     return np.full(int(fields.batch.starts[-1]), np.nan)
 
 
@@ -618,6 +682,7 @@ def protective_distance(fields: RecordFields) -> Floats:
 )
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
+    # `_find_largest_torques` returns the largest share over all joints in each record, [N].
     return _find_largest_torques(fields, fields.batch.joint_torque_nm, as_share=True)
 
 
@@ -629,18 +694,21 @@ def joint_torque_ratio(fields: RecordFields) -> Floats:
 )
 def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque over the physics substeps of a control step as a share of that joint's limit."""
+    # The channel has each joint's largest torque over the substeps. The result is [N].
     return _find_largest_torques(fields, fields.batch.channel("joint_torque_peak_nm"), as_share=True)
 
 
 @signal(unit="N m", reads=("joint_torque_nm",))
 def joint_torque_max(fields: RecordFields) -> Floats:
     """Largest joint torque, max over j of |τ_j|, regardless of each joint's limit."""
+    # The result has the largest absolute torque in each record, [N].
     return _find_largest_torques(fields, fields.batch.joint_torque_nm, as_share=False)
 
 
 def _find_largest_torques(fields: RecordFields, channel: Channel, *, as_share: bool) -> Floats:
     # Return the largest torque over the joints in each record, in N m or as a share of the joint's limit, [N]; NaN in
     # episodes without torques or, for shares, without limits.
+    # `channel` has the torques of all joints in each record. `width` [E] is the number of joints, -1 if not recorded.
     batch, largest, has_torques = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan), channel.width > 0
     if as_share:
         has_torques &= ~fields.lacks_field("joint_torque_limit_nm")
@@ -659,6 +727,7 @@ def _find_largest_torques(fields: RecordFields, channel: Channel, *, as_share: b
 @signal(unit="N", reads=("wrist_force_n",))
 def wrist_force(fields: RecordFields) -> Floats:
     """Norm of the force at the hand, from a wrist sensor after its offset is removed."""
+    # `fields.wrist_force_n` [N, 3] has the components of the force in newtons.
     squared: Floats = np.square(fields.wrist_force_n).sum(axis=1)
     return np.sqrt(squared)
 
@@ -666,6 +735,8 @@ def wrist_force(fields: RecordFields) -> Floats:
 @signal(unit="m/s", reads=("eef_pos_m",), ahead=True)
 def eef_speed(fields: RecordFields) -> Floats:
     """Speed of the end effector, ‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
+    # x̃ is the mean of five successive positions; x₊ and x₋ are one record later and earlier. Time stamps replace dt if
+    # they are recorded. The first and last 3 records take the value of the nearest inner record.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
@@ -673,6 +744,8 @@ def eef_speed(fields: RecordFields) -> Floats:
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
     """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋; x̃ is the mean of five positions x."""
+    # x₊ and x₋ are one record later and earlier. Time stamps replace dt if they are recorded. The first and last 3
+    # records take the value of the nearest inner record.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
@@ -680,12 +753,15 @@ def eef_acc(fields: RecordFields) -> Floats:
 @signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
 def eef_jerk(fields: RecordFields) -> Floats:
     """Jerk of the end effector, ‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
+    # x̃ is the mean of five successive positions; x₊₂ and x₋₂ are two records later and earlier. Time stamps replace dt
+    # if they are recorded. The first and last 4 records take the value of the nearest inner record.
     x = _mean_of_five(fields.eef_pos)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
     return _measure_derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
 
 
 def _shift_rows(x: Floats, by: int) -> Floats:
+    # Return an array whose row k is row k + `by` of x, so a positive `by` gives later records.
     return np.roll(x, -by, axis=0)  # rows wrap around at the ends; `extend_interior` replaces these values
 
 
@@ -697,9 +773,12 @@ def _mean_of_five(x: Floats) -> Floats:
 def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
     # Return the norm of a derivative of x̃, [N]. Without time stamps, it is computed from `difference`, Δₙx̃. With time
     # stamps, it is computed from the n + 1 records that Δₙ reads; `stencil` has their offsets.
+    # The order n of the derivative is one less than the number of offsets. The first and last `margin` records of each
+    # episode take the value of the nearest inner record.
     order = len(stencil) - 1
     norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():
+        # The n-th derivative is n! times the divided difference; its mean over five records smooths it like x̃.
         derivative = _mean_of_five(math.factorial(order) * _divided_difference(fields.eef_pos, fields.time_s, stencil))
         norm = np.where(fields.is_stamped, np.sqrt(np.square(derivative).sum(axis=1)), norm)
     return extend_interior(fields, norm, margin)
@@ -707,6 +786,7 @@ def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     # Return the divided difference of x over the records at the offsets in `stencil` from each record, [N, 3].
+    # `x` [N, 3] are positions, and `time_s` [N] are time stamps.
     total = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
         # Divide each value by the product of the time spans between its record and the other records of the stencil.

@@ -32,19 +32,23 @@ def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Int
     is_lasting = is_first_run | (ends - begin_rows > GAP_RECORDS)
     # For each run: the value of the latest lasting run before it, and whether the episode's end cuts the run short
     latest_lasting = np.maximum.accumulate(np.where(is_lasting, begin_rows, 0))
+    # For the first run of an episode, `before` has no meaning; `is_first_run` excludes such runs below.
     before = values[np.concatenate([begin_rows[:1], latest_lasting[:-1]])]
     is_open = ~is_lasting & (ends > fields.last_record[begin_rows])
+    # A run is a change if its value differs from the last lasting value; if it returns to that value, it is not.
     changes = np.flatnonzero((values[begin_rows] != before) & ~is_first_run & (is_lasting | is_open))
     return begin_rows[changes], before[changes], values[begin_rows[changes]], is_open[changes]
 
 
 def _held_body_or_free(fields: RecordFields) -> Ints:
     # Return the index of the held target in each record, or `_FREE` if no target is held, [N].
+    # `handles` is true while this arm holds a target, or another arm holds the target that this arm held last.
     return np.where(fields.handles, fields.held_body, _FREE)
 
 
 def _load_state(fields: RecordFields) -> Ints:
     # Return `_FREE`, `_PUT` or `_CARRIED` for each record, [N].
+    # The target is not held (`_FREE`), is held and supported (`_PUT`), or is carried by the robot alone (`_CARRIED`).
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
@@ -53,6 +57,8 @@ def _register_event(
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
     # Return a decorator that registers a test of two values, `before` and `after`, as a signal. The signal is true
     # where the result of `read_values` has a lasting change whose values before and after pass the test.
+    # `reads` names the fields that the signal needs. A change is lasting if its new value stays for at least three
+    # records.
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)
@@ -80,36 +86,46 @@ def _register_event(
 @_register_event(_held_body_or_free)
 def grasped(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a target is held."""
+    # The decorator calls this test with the held bodies before and after each lasting change of the held body, [C]
+    # each; `_FREE` means that no target is held.
     return np.not_equal(after, _FREE)
 
 
 @_register_event(_held_body_or_free)
 def released(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a target is no longer held."""
+    # The decorator calls this test with the held bodies before and after each lasting change of the held body, [C]
+    # each; `_FREE` means that no target is held.
     return np.not_equal(before, _FREE)
 
 
 @_register_event(_load_state, "supported")
 def lifted(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which only the robot supports the held target."""
+    # The decorator calls this test with the states before and after each lasting change of the state, [C] each;
+    # `_CARRIED` means that the target is held and not supported.
     return np.equal(after, _CARRIED)
 
 
 @_register_event(_load_state, "supported")
 def put_down(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a lifted target is supported but still held."""
+    # The decorator calls this test with the states before and after each lasting change of the state, [C] each;
+    # `_CARRIED` means that the target is held and not supported, `_PUT` that it is held and supported.
     return np.asarray((before == _CARRIED) & (after == _PUT))
 
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, "supported"), boolean=True, ahead=True)
 def supported(fields: RecordFields) -> Bools:
     """True where contacts with bodies other than the robot carry at least half the weight of the handled target."""
+    # The handled target is the target that is held or was held last.
     return fields.supported
 
 
 @signal(unit="1", reads=("entered",), boolean=True)
 def entered(fields: RecordFields) -> Bools:
     """True where the end effector is inside a door or drawer."""
+    # `entered_opening` [N] is infinite if the end effector is inside nothing.
     return np.not_equal(fields.entered_opening, np.inf)
 
 
@@ -119,4 +135,5 @@ def entered_opening(fields: RecordFields) -> Floats:
 
     If the end effector is inside several doors and drawers, the smallest share counts.
     """
+    # `fields.entered_opening` [N] is infinite if the end effector is inside nothing.
     return np.minimum(fields.entered_opening, 1.0)

@@ -18,6 +18,7 @@ class ScenePoses:
     """The parts of the scene in one episode of n records; their poses are computed on demand."""
 
     def __init__(self, fields: RecordFields, episode: int, geometry: RecordedGeometry) -> None:
+        # `geometry` has the parts of the scene (links, fixtures) and their shapes. `episode` is an index in the batch.
         batch = fields.batch
         self.geometry = geometry
         self._fields, self._episode = fields, episode
@@ -37,27 +38,32 @@ class ScenePoses:
     @cached_property
     def parts(self) -> dict[int, int]:
         """For each body, its first part, whose pose is the pose of the body."""
+        # `self.body` has the index of each part's body; -1 for a part without a body.
         # In reversed order, the first part of a body overwrites its other parts.
         return {body: part for part, body in reversed([*enumerate(self.body)]) if body >= 0}
 
     def is_placed(self, part: int) -> bool:
         """Return whether the poses of a part are recorded."""
+        # A part may follow a tracked body, whose poses are recorded, or move relative to another part or to the world.
         part_row = self.geometry.parts[part]
         if part_row.parent == TRACKED:
             poses = (self._fields.batch.body_pos_m, self._fields.batch.body_quat_wxyz)
             return all(self.body[part] in track.episode_poses(self._episode)[0] for track in poses)
+        # The part can move relative to its parent, but this motion is not recorded.
         if part_row.motion and part not in self._motion_of_part:
             return False
         return part_row.parent < 0 or self.is_placed(part_row.parent)  # a negative parent is the world
 
     def place(self, part: int) -> PoseTrack:
         """Return positions [n, 3] and orientations [n, 4] of a part, one row each if it is fixed; NaN if unknown."""
+        # `part` is the index of a part. Tracks that were computed before are kept in `_tracks`.
         if part not in self._tracks:
             self._tracks[part] = self._compute_track(part)
         return self._tracks[part]
 
     def _compute_track(self, part: int) -> PoseTrack:
         # The parent of a part is a tracked body, another part, or the world.
+        # A track has positions [n, 3] and unit quaternions wxyz [n, 4] in the world, one row each if the part is fixed.
         part_row, batch = self.geometry.parts[part], self._fields.batch
         if part_row.parent == TRACKED:
             position, quaternion = (
@@ -81,6 +87,8 @@ class ScenePoses:
 
 def tracked_rows(fields: RecordFields, poses: Poses, body: int, episode: int) -> Floats | None:
     """Return the recorded poses of a body in an episode, [n, size], NaN where unknown; None if not recorded."""
+    # `poses` are positions (size 3), quaternions (4) or values (1) of bodies; `body` is an index in the body table.
+    # Poses that are marked as unknown become NaN.
     bodies, values = poses.episode_poses(episode)
     column = np.flatnonzero(bodies == body)
     if not len(column):
@@ -93,6 +101,7 @@ def tracked_rows(fields: RecordFields, poses: Poses, body: int, episode: int) ->
 
 def scene_poses(fields: RecordFields, episode: int) -> ScenePoses | None:
     """Return the parts of an episode, computed once per `RecordFields`; None if its geometry is not recorded."""
+    # The result gives the parts (links, fixtures) of the episode's scene with their poses.
     if episode not in fields.scenes:
         text = fields.batch.headers[episode].geometry
         fields.scenes[episode] = None if text is None else ScenePoses(fields, episode, read_geometry(text))

@@ -20,7 +20,10 @@ _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.06
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
     """Return a person's three capsules, [3, 5]: middle, half axis length, radius, in m; `offset_m` [3]: the feet."""
+    # The capsules are legs, trunk and head, with vertical axes. `offset_m` is the point between the feet, in the frame
+    # where the person is placed. `_SHARES` has their lower end, upper end and radius as shares of the height, [3, 3].
     low, high, radius = (_SHARES * height_m).T
+    # The rounded ends belong to the height of a capsule, so its axis is shorter by two radii.
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
     middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]
     return np.concatenate([middle, half[:, None], radius[:, None]], axis=1)
@@ -28,6 +31,7 @@ def capsules(offset_m: Floats, height_m: float) -> Floats:
 
 def point_distances(points: Floats, person: Floats) -> Floats:
     """Return the distance in meters of points [n, K, 3] (person's frame) from the nearest capsule, [n, K]; 0 inside."""
+    # `person` [3, 5] has each capsule's middle (3), half axis length and radius. The person's z axis points up.
     offsets = points[:, :, None] - person[:, :3]
     # Make each offset start at the nearest point of the capsule's axis, which is vertical.
     offsets[..., 2] -= np.clip(offsets[..., 2], -person[:, 3], person[:, 3])
@@ -40,11 +44,14 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
     `frame` has the poses of the person. A distance is infinite for a link without boxes, and NaN if a pose is unknown.
     """
+    # `links` are the indices of K parts of the scene. `person` [3, 5] has each capsule's middle (3), half axis length
+    # and radius. `frame` has positions [n, 3] and quaternions [n, 4] of the frame in which the person is placed.
     # Represent each capsule's axis as a box of width 0: center, quaternion and half sizes
     axis_boxes = np.concatenate(
         [person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1
     )
     gaps = box_gaps(scene, links, frame, axis_boxes)
+    # The distance from a capsule is the distance from its axis, minus its radius.
     least: Floats = (gaps - person[:, 4]).min(axis=-1)
     return np.maximum(least, 0.0)
 
@@ -53,6 +60,8 @@ def approach(distance: Floats, time_s: Floats) -> Floats:
     """Return the speed in m/s at which the nearest of `K` links approaches, [n]: by central difference, at least 0.
     NaN if there are fewer than three records.
     """
+    # `distance` [n, K] has the distances of the links from the person in m, and `time_s` [n] the records' times. The
+    # first and last record take their neighbor's value.
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:
         nearest, records = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)

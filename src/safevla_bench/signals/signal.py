@@ -36,6 +36,7 @@ class RecordFields:
         episode's first record. `judged` [N] says which records a clause judges; None means all. `arm` [E] is the index
         of the arm for signals about one arm; without it, such signals need episodes with one arm.
         """
+        # A batch holds E episodes with N records in flat arrays. A clause is a specification.
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
         self._fields_by_arm: dict[bytes, RecordFields] = {}
         self.origin = self.first_record if origin is None else origin
@@ -46,6 +47,7 @@ class RecordFields:
     @cached_property
     def has_lost_poses(self) -> bool:
         """True if any pose of the batch is marked as unknown."""
+        # `pose_valid` holds 0 for a pose that is marked as unknown, else 1.
         return not self.batch.pose_valid.channel.values.all()
 
     @cached_property
@@ -61,17 +63,20 @@ class RecordFields:
     @cached_property
     def trusting(self) -> RecordFields:
         """The same fields, derived as if every recorded pose were known."""
+        # Without the channel `pose_valid`, no pose is marked as unknown.
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
 
     @cached_property
     def arm_counts(self) -> Ints:
         """Number of arms of the robot in each episode, [E]."""
+        # `headers` has the metadata of each episode.
         return np.array([header.arm_count for header in self.batch.headers], dtype=np.int64)
 
     @cached_property
     def arm(self) -> Ints:
         """Index of the arm for signals about one arm, [E]. Raises `RecordError` if none of several arms is chosen."""
+        # `require_one_arm` returns 0 for each episode, and raises the error if an episode has several arms.
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
     def views(self, names: Iterable[str]) -> list[RecordFields]:
@@ -80,6 +85,7 @@ class RecordFields:
 
         If a signal is about grips, an arm without any contact in an episode is replaced by the first arm with contact.
         """
+        # A clause is a specification. `of_arm` of a signal says whether the signal is about the arm's grip or its hand.
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
             return [self]
@@ -95,16 +101,19 @@ class RecordFields:
             # [E]: the first arm with contact; [arms, E]: True for an arm without contact if another arm has contact
             first_touching, is_idle = has_contact.argmax(axis=0), has_contact.any(axis=0) & ~has_contact
             arm_choices = [np.where(is_idle[k], first_touching, arm) for k, arm in enumerate(arm_choices)]
+        # Equal choices, such as for episodes in which only one arm has contact, need to be judged only once.
         distinct_choices = {arm.tobytes(): arm for arm in arm_choices}.values()
         return [self.of_arm(arm) for arm in distinct_choices]
 
     def name_arm(self, episode: int = 0) -> str:
         """Return the name of the chosen arm of an episode; "" if it has only one arm, or if none was chosen."""
+        # `chosen_arm` [E] is the arm's index in each episode; None if no arm was chosen. `arms` has the arms' names.
         arms = self.batch.headers[episode].arms
         return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
     def of_arm(self, arm: Ints) -> RecordFields:
         """Return the fields of one arm in each episode; `arm` [E] has the arms' indices. Equal calls share a result."""
+        # `_fields_by_arm` maps the bytes of `arm`, which can be a key unlike an array, to the fields.
         if arm.tobytes() not in self._fields_by_arm:
             arm_fields = RecordFields(self.batch, self.origin, self.judged, arm)
             arm_fields._fields_by_arm = self._fields_by_arm  # shared, so that all arms find the same results
@@ -114,11 +123,13 @@ class RecordFields:
     @cached_property
     def other_arms(self) -> list[RecordFields]:
         """The fields of the other arms. If episodes differ in number of arms, episodes with fewer arms repeat arms."""
+        # Item k has in each episode the k-th next arm; the indices wrap around.
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
         """Return `compute(self)`, read-only; it is only computed by the first call for `kind` and `name`."""
+        # A `view` is returned, so that the array that `compute` returned stays writable.
         key = (kind, name)
         if key not in self._arrays:
             array = compute(self).view()
@@ -129,6 +140,7 @@ class RecordFields:
 
     def select_episode(self, episode: int) -> RecordFields:
         """Return the fields of one episode, reusing computed signals."""
+        # Other stored arrays may have one value per episode; signals have one value per record, so they can be cut.
         arm = None if self.chosen_arm is None else self.chosen_arm[[episode]]
         episode_fields = RecordFields(select_episodes(self.batch, [episode]), arm=arm)
         rows = self.rows_of(episode)
@@ -162,10 +174,12 @@ class RecordFields:
     @cached_property
     def time_s(self) -> Floats:
         """Time stamp of each record in seconds, [N]; NaN in episodes without time stamps."""
+        # Stamps do not depend on the arm, so the index 0 is used for all episodes.
         return self.batch.rows_of_arm("time_s", np.zeros(len(self.batch), dtype=np.int64), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
         """Repeat the value of each episode, [E], for each of its records, [N]."""
+        # `lengths` [E] is the number of records of each episode.
         return np.repeat(per_episode, self.batch.lengths)
 
     @cached_property
@@ -176,16 +190,20 @@ class RecordFields:
     @cached_property
     def own_contact(self) -> Bools:
         """True where the arm's gripper has contact, [N]; false if contact is not recorded."""
+        # `grips_of` returns whether the gripper has contact, and the body in it, [N] each.
         return self.batch.grips_of(self.arm)[0]
 
     @cached_property
     def gripping(self) -> Bools:
         """True where the arm's gripper has contact, or another arm holds this arm's `held_body`, [N]."""
+        # `own_contact` and `is_held_elsewhere` are masks of these two cases, [N].
         return self.own_contact | self.is_held_elsewhere
 
     @cached_property
     def gripped(self) -> Ints:
         """Index of the body in the arm's gripper, [N]; -1 if there is none or it is unknown."""
+        # `grips_of` returns whether the gripper has contact, and the body in it, [N] each. The index is that of the
+        # body table.
         return self.batch.grips_of(self.arm)[1]
 
     @cached_property
@@ -193,11 +211,13 @@ class RecordFields:
         """Index of the held target, [N]: the target in the arm's gripper, if any. Otherwise, it is the target that this
         arm held last, if another arm holds it now; else the header's `target_object`, or -1 if the header has none.
         """
+        # `is_handed_over` [N] is true where another arm holds the target that this arm held last.
         return np.where(self.is_handed_over, self._last_held_body, self._own_held_body)
 
     @cached_property
     def _own_held_body(self) -> Ints:
         # The target in this arm's gripper, else the header's target, [N]
+        # Bodies are indices in the body table; -1 = none. `batch.target` [E] is the header's target of each episode.
         gripped = self.gripped
         holds_target = (gripped >= 0) & (self._roles_of_bodies(gripped) == TARGET)
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
@@ -205,10 +225,12 @@ class RecordFields:
     @cached_property
     def _last_held_body(self) -> Ints:
         # The target that this arm itself holds now or held last, [N]
+        # Bodies are indices in the body table; before the first grip, it is the header's target (-1 = none).
         return self._latest_held_body(self.own_grip, self._own_held_body)
 
     def _latest_held_body(self, is_held: Bools, body: Ints) -> Ints:
         # For each record, return `body` at the latest record so far where `is_held`, else the header's target, [N].
+        # `is_held` and `body` are [N]; `first_record` [N] is the row of the first record of each record's episode.
         latest_row = np.maximum.accumulate(np.where(is_held, np.arange(len(body)), -1))
         return np.where(latest_row >= self.first_record, body[latest_row], self.spread_over_records(self.batch.target))
 
@@ -220,6 +242,7 @@ class RecordFields:
     def _is_held_by(self, other: RecordFields, body: Ints) -> Bools:
         # Return a mask of the records in which `other`, one of `other_arms`, holds `body`, [N]. In episodes with fewer
         # arms, `other` may be this arm; the mask is then false.
+        # `body` [N] has an index in the body table for each record.
         is_other = self.spread_over_records(other.arm != self.arm)
         is_held: Bools = other.own_grip & (other._own_held_body == body) & is_other
         return is_held
@@ -227,15 +250,18 @@ class RecordFields:
     @cached_property
     def is_handed_over(self) -> Bools:
         """True where this arm holds no target, and another arm holds the target that this arm held last, [N]."""
+        # `_last_held_body` [N] is the target that this arm held last.
         return self._held_by_another(self._last_held_body)
 
     @cached_property
     def is_held_elsewhere(self) -> Bools:
         """True where this arm holds no target, and another arm holds this arm's `held_body`, [N]."""
+        # `held_body` [N] may also be the task's target, which this arm has never held.
         return self._held_by_another(self.held_body)
 
     def _held_by_another(self, body: Ints) -> Bools:
         # Return a mask of the records in which another arm holds `body` and this arm holds no target, [N].
+        # `body` [N] has an index in the body table for each record.
         is_held = np.zeros(len(self.own_grip), dtype=np.bool_)
         for other in self.other_arms:
             is_held |= self._is_held_by(other, body)
@@ -243,32 +269,41 @@ class RecordFields:
 
     def _roles_of_bodies(self, body: Ints) -> NDArray[np.int8]:
         # Return the role of each body; callers ignore the result for the body -1 (none).
+        # Bodies are indices in the body table, and roles are constants such as TARGET. Without a body table, roles are
+        # -1.
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
     def own_grip(self) -> Bools:
         """True while the gripper has contact with a target, or with an unknown body if the header has a target, [N]."""
+        # `is_foreign` [N] is true where a body that is not a target is in the gripper. `_own_held_body` [N] is the
+        # target in the gripper, else the header's target; -1 if there is none.
         return self.own_contact & ~self.is_foreign & (self._own_held_body >= 0)
 
     @cached_property
     def is_foreign(self) -> Bools:
         """True where the arm is known to hold a body that is not a target, [N]."""
+        # `gripped` [N] is the index of the body in the gripper; -1 if there is none or it is unknown.
         foreign: Bools = (self.gripped >= 0) & (self._roles_of_bodies(self.gripped) != TARGET)
         return foreign
 
     @cached_property
     def grip(self) -> Bools:
         """True while this arm holds a target, or another arm holds this arm's `held_body`, [N]."""
+        # `held_body` is the target in this arm's gripper, else the target that it held last if another arm holds it
+        # now, else the task's target.
         return self.own_grip | self.is_held_elsewhere
 
     @cached_property
     def handles(self) -> Bools:
         """True while this arm holds a target, or another arm holds the target that this arm held last, [N]."""
+        # Unlike `grip`, this does not count another arm's hold on a target that this arm has never held.
         return self.own_grip | self.is_handed_over
 
     @cached_property
     def eef_pos(self) -> Floats:
         """Position of the end effector in the world in meters, [N, 3]; NaN if not recorded."""
+        # `self.arm` [E] is the index of the arm in each episode.
         return self.batch.rows_of_arm("eef_pos_m", self.arm, 3)
 
     @cached_property
@@ -284,27 +319,34 @@ class RecordFields:
     @cached_property
     def handled_body(self) -> Ints:
         """Index of the target that is held or was held last, [N]; before the first grip, the task's target."""
+        # `handles` [N] is true while a target is held. Bodies are indices in the body table; -1 = none.
         return self._latest_held_body(self.handles, self.held_body)
 
     @cached_property
     def handled_pos(self) -> Floats:
         """Position of `handled_body` in the world in meters, [N, 3]; NaN if not recorded or unknown."""
+        # `handled_body` [N] is the target that is held or was held last.
         return self._known_poses(self.batch.body_pos_m, self.handled_body)
 
     @cached_property
     def handled_quat(self) -> Floats:
         """Orientation of `handled_body` as unit quaternions wxyz, [N, 4]; NaN as in `handled_pos`."""
+        # `handled_body` [N] is the target that is held or was held last. NaN means that the orientation is not recorded
+        # or unknown.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.handled_body))
 
     @cached_property
     def supported(self) -> Bools:
         """True where contacts with bodies other than the robot carry half the weight of `handled_body` or more, [N]."""
+        # `handled_body` [N] is the target that is held or was held last. Without a value (NaN), the result is False.
         rows = self._recorded_poses(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
         """Smallest opening of the doors and drawers around the end effector, [N]; inf if none, NaN if not recorded."""
+        # The opening is a share of the travel of a door or drawer. `entered` says for each door or drawer whether the
+        # end effector is inside.
         batch, least_opening = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for episode in np.flatnonzero(batch.entered.present).tolist():
             doors, opening = batch.opening.episode_poses(episode)
@@ -312,6 +354,7 @@ class RecordFields:
             for column, body in enumerate(entered_bodies):
                 records, door_columns = np.flatnonzero(is_inside[:, column, 0]), np.flatnonzero(doors == body)
                 rows = int(batch.starts[episode]) + records
+                # If the opening of this door or drawer is not recorded, the value is NaN.
                 values = opening[records, door_columns[0], 0] if len(door_columns) else np.nan
                 least_opening[rows] = np.minimum(least_opening[rows], values)
         return least_opening
@@ -319,11 +362,14 @@ class RecordFields:
     @cached_property
     def held_pos(self) -> Floats:
         """Position of the held target in the world in meters, [N, 3]; NaN if not recorded or unknown."""
+        # The held target is the target in the arm's gripper; if there is none, the target it held last or the task's
+        # target.
         return self._known_poses(self.batch.body_pos_m, self.held_body)
 
     @cached_property
     def held_pos_start(self) -> Floats:
         """For each record, the position of its `held_body` in record 0 in meters, [N, 3]; NaN as in `held_pos`."""
+        # Record 0 is the first record of the same episode, whose row is in `first_record` [N].
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def shifted_pos(self, body: Ints, by: int) -> Floats:
@@ -331,10 +377,12 @@ class RecordFields:
 
         `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
         """
+        # `body` [N] are indices in the body table.
         return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:
         """For each record k, return the orientation of body[k] at record k + `by`, [N, 4]; see `shifted_pos`."""
+        # The quaternions are wxyz and have length 1. `body` [N] are indices in the body table.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
 
     def _shifted_rows(self, by: int) -> Ints:
@@ -345,15 +393,21 @@ class RecordFields:
     @cached_property
     def held_quat(self) -> Floats:
         """Orientation of `held_body` as unit quaternions wxyz, [N, 4]; NaN as in `held_pos`."""
+        # `held_body` [N] is the target in the arm's gripper; if there is none, the target it held last or the task's
+        # target. NaN means that the orientation is not recorded or unknown.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body))
 
     @cached_property
     def held_quat_start(self) -> Floats:
         """For each record, the orientation of its `held_body` in record 0, wxyz, [N, 4]; NaN as in `held_pos`."""
+        # Record 0 is the first record of the same episode, whose row is in `first_record` [N]. NaN means that the
+        # orientation is not recorded or unknown.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 
     def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
         # Return the pose of body[k] at rows[k] (by default row k), NaN if not recorded or marked as unknown.
+        # `poses` are positions (3 numbers) or quaternions (4 numbers) of bodies. `body` [N] are indices in the body
+        # table. The result has one pose for each record, [N, 3] or [N, 4].
         rows = np.arange(len(body)) if rows is None else rows
         values = self._recorded_poses(poses, body, rows)
         if self.has_lost_poses:
@@ -362,7 +416,11 @@ class RecordFields:
 
     def is_lost(self, body: Ints, record: Ints) -> Bools:
         """Return whether the pose of body[k] is marked as unknown at record[k], [K]; False for the body -1 (none)."""
+        # `body` [K] are indices in the body table, and `record` [K] are rows of the batch. `pose_valid` lists only some
+        # bodies; the poses of all other bodies count as known.
         valid = self.batch.pose_valid
+        # `columns` [B] is the index of each body among the bodies that `pose_valid` lists for its episode; -1 = not
+        # listed.
         columns = pose_columns(self.batch, valid)
         is_listed = (body >= 0) & (columns[body] >= 0)
         column, record = columns[body[is_listed]], record[is_listed]
@@ -375,12 +433,16 @@ class RecordFields:
 
     def is_lost_in(self, episode: int, body: int) -> Bools:
         """Return whether the pose of a body is marked as unknown in each of the n records of an episode, [n]."""
+        # `body` is an index in the body table.
         rows = self.rows_of(episode)
         records = np.arange(rows.start, rows.stop)
         return self.is_lost(np.full(len(records), body), records)
 
     def _recorded_poses(self, poses: Poses, body: Ints, rows: Ints) -> Floats:
         # Return the recorded pose of body[k] at rows[k], NaN if not recorded.
+        # `poses.size` is the number of values of a pose. `body` [N] are indices in the body table, -1 = none. `rows[k]`
+        # is a row of the same episode as record k. The result is [N, size].
+        # `pose_column` [N] is the index of each body among the bodies with poses of its episode; -1 without poses.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
@@ -399,6 +461,8 @@ class RecordFields:
         """Return whether each episode lacks a field, [E]. The field is a key of `RAW_FIELDS`, or `KEY of PLACE` with a
         key of `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
+        # `RAW_FIELDS` maps a field to the function that finds the episodes without it; `PLACE_FIELDS` does so for
+        # fields of selected bodies. The result is computed once.
         find_lacking = RAW_FIELDS.get(field)
         if find_lacking is None:
             key, _, place = field.partition(" of ")
@@ -407,6 +471,8 @@ class RecordFields:
 
     def lacks_impulse(self) -> Bools:
         """Return whether each episode has a contact after record 0 that lacks the net impulse, [E]."""
+        # `record_of_contact` [C] is the row of each contact's record, and `net_impulse_ns` [C] is NaN if not recorded.
+        # In record 0, no step precedes, so impulses are not needed.
         is_after_start = self.record_of_contact > self.first_record[self.record_of_contact]
         is_lacking = np.isnan(self.batch.contacts.net_impulse_ns) & is_after_start
         episodes = self.batch.episode_of_record[self.record_of_contact[is_lacking]]
@@ -414,6 +480,7 @@ class RecordFields:
 
     def _lacks_body_pose(self, poses: Poses, body: Ints) -> Bools:
         # Return whether each episode lacks the pose of the given body in any record, [E].
+        # `body` [N] has an index in the body table for each record; -1 = none, which counts as lacking.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else body
         is_lacking = (body < 0) | (pose_column < 0)
         return ~poses.present | np.logical_or.reduceat(is_lacking, self.batch.starts[:-1])
@@ -421,18 +488,22 @@ class RecordFields:
 
 def angle_of_cosine(cosine: Floats) -> Floats:
     """Return the angle in degrees, bit for bit the same on every processor. Cosines are clipped to -1 to 1."""
+    # The arc cosine is computed with more precision (`longdouble`) and then rounded.
     # NumPy's own arc cosine of float64 differs in the last bit between processors with and without AVX-512.
     return np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0).astype(np.longdouble)).astype(np.float64))
 
 
 def _lacks_torque_limits(fields: RecordFields) -> Bools:
     # Return whether each episode has joint torques, but lacks their limits, [E].
+    # `headers` has the metadata of each episode, and TORQUES the names of the channels with joint torques.
     has_torques = np.logical_or(*(fields.batch.channel(name).present for name in TORQUES))
     return has_torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
     """Return the index of each of `B` bodies among the bodies with poses of its episode, [B]; -1 without poses."""
+    # `poses.body` lists the bodies with poses, episode by episode; `body_starts` has the start of each episode in this
+    # list.
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
     bodies_per_episode = np.diff(poses.body_starts)
     pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
@@ -441,6 +512,7 @@ def pose_columns(batch: Batch, poses: Poses) -> Ints:
 
 def unit_quaternions(quats: Floats) -> Floats:
     """Normalize quaternions, [N, 4]. Tiny and huge quaternions keep their direction; NaN stays NaN."""
+    # The largest component becomes 1 or -1 first, so that squares neither overflow nor become 0.
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
     return unit
@@ -448,16 +520,19 @@ def unit_quaternions(quats: Floats) -> Floats:
 
 def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
     # Return a function that returns whether each episode lacks the channel, [E].
+    # `name` is the channel's name.
     return lambda fields: ~fields.batch.channel(name).present
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
     """Return a mask [E] of the episodes in which several arms touch something, but some gripped body is unknown."""
+    # Then it is unknown which of the arms holds a target. With one arm in all episodes, the mask is False.
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
     if counts.max(initial=1) == 1:
         return is_unknown
     for arm in range(int(counts.max())):
+        # Episodes with fewer arms repeat their last arm here; the next line leaves the repetition out.
         has_contact, gripped_body = fields.batch.grips_of(np.minimum(arm, counts - 1))
         has_contact &= fields.spread_over_records(arm < counts)
         gripping_arm_count += np.logical_or.reduceat(has_contact, starts)
@@ -529,11 +604,13 @@ HELD = Bodies("held", "held object")
 
 def touching(*roles: int, channel: str = "force_n") -> Bodies:
     """Select the two bodies, with these roles if any are given, whose contact has the largest value of `channel`."""
+    # A role is a constant such as ROBOT. The result says how reports find and describe the bodies of a signal.
     return Bodies("contact", "hardest contact", roles, channel)
 
 
 def loaded_joint(channel: str) -> Bodies:
     """Select the joint whose torque in this channel is nearest to its limit."""
+    # The result says how reports find and describe the joint.
     return Bodies("joint", "most loaded", channel=channel)
 
 
@@ -566,6 +643,8 @@ class Signal:
     @property
     def of_arm(self) -> str:
         """`grip` if the signal is about the body in one arm's gripper, `hand` if about one arm's hand, else ""."""
+        # `reads` has names such as `gripper_contact` or `opening of drawer`; `_KIND_OF_FIELD` maps fields of one arm to
+        # "grip" or "hand". `grip` takes precedence.
         kinds = {_KIND_OF_FIELD.get(field) for field in self.reads}
         places = {field.partition(" of ")[2] for field in self.reads}
         if "grip" in kinds or "held" in places:
@@ -574,6 +653,8 @@ class Signal:
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return a mask of the unknown values, [N]: due to an unknown pose or, if `ends_open`, the episode's end."""
+        # `self.unknown` is a function that computes the mask, or None. `fields.trusting` treats all recorded poses as
+        # known, so a value that is NaN only in `fields` depends on an unknown pose.
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -589,6 +670,8 @@ class SignalTable(Mapping[str, Signal]):
     """Signals by name. A signal of space has a call as its name, such as `tilt(held)`; iteration skips such signals."""
 
     def __getitem__(self, name: str) -> Signal:
+        # Return the signal with this name. FORMS maps a kind such as `tilt` to a function that makes the signal from
+        # its arguments; this function raises `FormulaError` if they are invalid.
         if name in _REGISTERED:
             return _REGISTERED[name]
         form, _, arguments = name.partition("(")
@@ -643,6 +726,9 @@ def signal(
     signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records; else
     a value may depend only on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
     """
+    # `reads` names raw fields, `unknown` computes a mask [N] of unknown values, and `ends_open` says that this mask
+    # includes records near an episode's end. `bodies` and `cause` say how reports describe a violation.
+    # RAW_FIELDS has all names that `reads` may contain.
     unknown_fields = set(reads) - set(RAW_FIELDS)
     assert not unknown_fields, unknown_fields
 
@@ -655,6 +741,7 @@ def signal(
             if values.dtype == np.bool_:
                 return values
             values = np.add(values, 0.0)  # avoid -0.0 in outputs
+            # A mask [E] of the episodes that lack a field
             is_lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
             return np.where(fields.spread_over_records(is_lacking), np.nan, values) if is_lacking.any() else values
 

@@ -64,6 +64,8 @@ class Track:
     @property
     def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
         """The poses one record earlier and one record later, [n - 2, K]; unlike `around`, for any body selector."""
+        # `position` [n, K, 3] and `quaternion` [n, K, 4] are the poses of K bodies in n records. The result omits the
+        # first and last record, which have only one neighbor. `around` is set if the bodies differ between records.
         before, after = slice(-2), slice(2, None)
         return self.around or (
             PoseTrack(self.position[before], self.quaternion[before]),
@@ -104,30 +106,38 @@ class Form:
 
 def _pair_offsets(a: Track, b: Track) -> Floats:
     # Return the position of each body of `a` relative to each body of `b`, [n, bodies of a, bodies of b, 3].
+    # A track has the positions of the bodies that a body selector matches, [n, bodies, 3] in m.
     offset: Floats = a.position[:, :, None] - b.position[:, None]
     return offset
 
 
 def _measure_distance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     # Return the distance in meters of each pair of bodies, [n, pairs]. All measures have these three parameters.
+    # `tracks` are the bodies of the two selectors. `numbers` and `time_s` are not needed here.
     return _flatten_pairs(np.sqrt(np.square(_pair_offsets(*tracks)).sum(axis=-1)))
 
 
 def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     # Return the height in meters of each body of the first track above each body of the second, [n, pairs].
+    # `numbers` and `time_s` are not needed here; all measures have the same parameters.
     return _flatten_pairs(_pair_offsets(*tracks)[..., 2])
 
 
 def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     # The vertical line begins at b. Return the larger of the horizontal distance from the line and the height below b.
+    # The result is [n, pairs], in meters; `offset` is the position of a body relative to b. `numbers` and `time_s` are
+    # not needed here; all measures have the same parameters.
     offset = _pair_offsets(*tracks)
     return _flatten_pairs(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
 
 
 def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     # `numbers` are the center and the sizes of the box.
+    # The box is fixed to the body of the second track, and has 3 coordinates each of center and full size, in m. The
+    # result is the distance of each body of the first track from the box, [n, pairs].
     center, half_size = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
     in_box_frame = turn_back(tracks[1].quaternion[:, None], _pair_offsets(*tracks))
+    # How far the position is beyond the nearer face along each axis of the box; negative between the two faces.
     beyond_face = np.abs(in_box_frame - center) - half_size
     outside = np.sqrt(np.square(np.maximum(beyond_face, 0.0)).sum(axis=-1))
     # Inside the box, the value is the negative distance to the nearest face.
@@ -140,6 +150,8 @@ def _flatten_pairs(values: Floats) -> Floats:
 
 
 def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # Return the speed in m/s of each of the K bodies in the only track, [n, K]. `time_s` [n] are the records' times;
+    # `numbers` is not needed here, but all measures have the same parameters.
     before, after = tracks[0].neighbors
     # The rate is a central difference, so the first and the last record have none: `moved_m` is [n - 2, K].
     moved_m = np.sqrt(np.square(after.position - before.position).sum(axis=-1))
@@ -147,6 +159,8 @@ def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Fl
 
 
 def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    # Return the turning rate in deg/s of each of the K bodies in the only track, [n, K]. `time_s` [n] are the records'
+    # times; `numbers` is not needed here, but all measures have the same parameters.
     before, after = (neighbor.quaternion for neighbor in tracks[0].neighbors)
     # Quaternions q and -q are the same rotation.
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
@@ -159,6 +173,7 @@ def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], tim
 
 def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
     # Divide changes over two steps [n - 2, K] by the duration. The first and last record take their neighbor's rate.
+    # `time_s` [n] are the times of the records. The result is NaN if there are fewer than three records.
     rate = np.full((len(time_s), change.shape[1]), np.nan)
     if len(change):
         rate[1:-1] = change / (time_s[2:] - time_s[:-2])[:, None]
@@ -168,12 +183,16 @@ def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
 
 def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     # The cosine is the z component of the body's z axis.
+    # Return the angle in degrees between each body's z axis and the vertical, [n, K]. `numbers` and `time_s` are not
+    # needed here; all measures have the same parameters.
     x, y = tracks[0].quaternion[..., 1], tracks[0].quaternion[..., 2]
     return angle_of_cosine(1.0 - 2.0 * (x * x + y * y))
 
 
 def _make_position_form(axis: str) -> Form:
     # Return the signal kind for the world position along `axis`: x, y or z. `{of}` is filled in with the body later.
+    # The kind has the unit m and one argument `of`, which must be a single body. The lambda returns one coordinate of
+    # the positions, [n, K].
     column, meaning = "xyz".index(axis), f"Position of {{of}} in the world along {axis}."
     return Form("m", ("of",), meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
@@ -261,6 +280,8 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
 
     Raises `FormulaError` for an unknown kind or key, or a missing key.
     """
+    # `values` maps keys to arguments: a body selector, a number or a list of numbers. In a name, the arguments are in
+    # the order of the kind's definition.
     definition = _find_form(form)
     keys = (*definition.places, *definition.numbers)
     for key in (*values, *keys):
@@ -280,6 +301,7 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
 
 def _find_form(form: str) -> Form:
     # Return the kind of signal with this name. Raises `FormulaError` for an unknown name.
+    # PLACED_FORMS maps the names of all kinds of signals of space to their definitions.
     if form not in PLACED_FORMS:
         raise FormulaError(f"unknown kind of signal {form!r}", remedy=f"kinds of signals: {', '.join(PLACED_FORMS)}")
     return PLACED_FORMS[form]
@@ -287,12 +309,14 @@ def _find_form(form: str) -> Form:
 
 def _describe_usage(form: str, kind: Form) -> str:
     # Return the remedy for invalid arguments, such as `write distance(of, to)`.
+    # `kind` has the names of the arguments: first body selectors, then numbers.
     numbers = [key if count == 1 else f"{key} ({count} numbers)" for key, count in kind.numbers.items()]
     return f"write {form}({', '.join((*kind.places, *numbers))})"
 
 
 def _split_arguments(kind: Form, arguments: Sequence[Argument]) -> tuple[list[str], list[float]]:
     # Return the body selectors and the numbers among the arguments. Arguments of a wrong type are left out.
+    # A kind has first body selectors (text), then numbers. The caller compares the counts to find wrong arguments.
     place_count = len(kind.places)
     places = [place for place in arguments[:place_count] if isinstance(place, str)]
     numbers = [number for number in arguments[place_count:] if isinstance(number, float)]
@@ -302,8 +326,10 @@ def _split_arguments(kind: Form, arguments: Sequence[Argument]) -> tuple[list[st
 @cache
 def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     """Return the signal of this kind with these arguments. Raises `FormulaError` if the arguments are invalid."""
+    # A signal of space has a call as its name, such as `distance(eef, cup)`: first body selectors, then numbers.
     kind = _find_form(form)
     places, numbers = _split_arguments(kind, arguments)
+    # All places and numbers must be given, and there must not be any further arguments.
     number_count = sum(kind.numbers.values())
     has_valid_counts = len(places) == len(kind.places) and len(numbers) == number_count == len(arguments) - len(places)
     if not has_valid_counts or not np.isfinite(numbers).all():
@@ -325,6 +351,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
             SIGNAL_KIND, name, lambda own_fields: _compute_signal(own_fields, kind, places, numbers)
         )
 
+    # The raw fields that the signal reads for each of its body selectors, without repetitions.
     fields_read = [name for key, place in place_of_key.items() for name in _list_fields_read(kind, key, place)]
     return Signal(
         name,
@@ -342,6 +369,8 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
 
 def _check_place(place: str, key: str, kind: Form) -> None:
     # Raise `FormulaError` if `place` (a body selector) cannot be the argument `key` of this kind of signal.
+    # WORLD is the fixed world; MOVING_PLACES are `eef`, `held` and `handled`; ROLES are robot, target, bystander,
+    # furniture.
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"write {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
@@ -371,6 +400,7 @@ _PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, 
 
 def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
     # Return the fields that a signal reads for the bodies in its argument `key`, as in `Signal.reads`.
+    # `place` is the body selector of this argument. A field is, for example, `body_pos_m of cup`.
     if kind.channel:
         return [f"{kind.channel} of {place}"]
     if place == WORLD:
@@ -387,6 +417,7 @@ def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
 
 def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     # Return the values of a signal of space, [N].
+    # `kind` defines how to measure; `places` are the body selectors and `numbers` the other arguments of the signal.
     if kind.person_column is not None:
         person_call = format_call("person", (*places, *numbers))
         distance_and_speed = fields.compute_once(
@@ -394,6 +425,7 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         )
         return distance_and_speed[:, kind.person_column]
     values = np.full(int(fields.batch.starts[-1]), np.nan)
+    # If a selector matches several bodies, the smallest or greatest value counts.
     least_or_greatest = np.max if kind.is_greatest else np.min
     for episode in range(len(fields.batch)):
         records = fields.rows_of(episode)
@@ -416,6 +448,7 @@ def _measure_pairs(
     """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. A body paired with
     itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
     """
+    # `tracks` are the bodies that the selectors match in an episode of n records. Other pairs are nearer than infinity.
     assert kind.measure is not None
     values = kind.measure(tracks, numbers, _record_times_s(fields, episode))
     if len(tracks) == 1:
@@ -425,6 +458,7 @@ def _measure_pairs(
     is_same_body = np.broadcast_to(((body == other_body) & (body >= 0)).reshape(len(body), -1), values.shape)
     body = np.broadcast_to(body.reshape(len(body), -1), values.shape)
     record, pair = np.nonzero(is_same_body)
+    # If the pose is unknown, the value of the pair is NaN although the body has a pose.
     is_lost = fields.is_lost(body[record, pair], fields.batch.starts[episode] + record)
     has_pose = ~np.isnan(values[record, pair]) | is_lost
     values[record[has_pose], pair[has_pose]] = np.inf
@@ -437,6 +471,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
     The batch must have one episode. The end effector and the world have no body.
     """
+    # `call` is the signal's kind, such as `distance`, with its arguments. The result is () if the value is not known.
     form, arguments = call
     kind = PLACED_FORMS[form]
     places, numbers = _split_arguments(kind, arguments)
@@ -452,6 +487,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     if not np.isfinite(record_values).any():
         return ()
     deciding_pair = int(np.nanargmax(record_values) if kind.is_greatest else np.nanargmin(record_values))
+    # The position of each body of the deciding pair in its track
     body_columns = np.unravel_index(deciding_pair, [track.body.shape[1] for track in tracks])
     bodies = []
     for track, column in zip(tracks, body_columns, strict=True):
@@ -464,13 +500,18 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
     """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, for a batch of one episode.
     Each box has its body's name (None = world), and center and sizes in meters in that body's frame. Else return [].
     """
+    # `call` is the signal's kind with its arguments. A box has the numbers x, y, z of its center, then three full
+    # sizes.
     form, arguments = call
     if form not in ("clearance", "person_distance"):
         return []
+    # `place` is the body selector to which the box or person is fixed.
     (_, place), numbers = _split_arguments(PLACED_FORMS[form], arguments)
     if form == "person_distance":
         body_name = None if place == WORLD else place
         boxes = []
+        # The numbers are the place of the feet (3) and the height. Each vertical capsule of the person gives a box
+        # around it.
         for x, y, z, half_axis, radius in person.capsules(np.array(numbers[:3]), numbers[3]).tolist():
             boxes.append((body_name, [x, y, z, 2 * radius, 2 * radius, 2 * (half_axis + radius)]))
         return boxes
@@ -495,14 +536,18 @@ def _record_times_s(fields: RecordFields, episode: int) -> Floats:
 
 def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episode: int) -> list[Track]:
     # Return a track for each body selector in `places`.
+    # A track has the bodies that a body selector matches, with their poses in each record of the episode.
     keys_and_places = zip(kind.places, places, strict=True)
     return [_read_track(fields, kind, key, place, episode) for key, place in keys_and_places]
 
 
 def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int) -> Track:
     # Return the bodies that `place` selects in an episode. `key` is the name of the argument with this body selector.
+    # `kind` says which poses the signal reads. A track has the indices of K bodies, [1, K] or [n, K], their positions,
+    # [n, K, 3], and their quaternions, [n, K, 4].
     records = fields.rows_of(episode)
     record_count = records.stop - records.start
+    # The world is a place at the origin that never moves. It has no body, like the end effector.
     if place == WORLD:
         return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
     if place == EEF:
@@ -512,6 +557,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         body, position, quaternion = (getattr(fields, attribute)[records][:, None] for attribute in attributes)
         if not kind.is_rate:
             return Track(body, position, quaternion)
+        # A rate of the held body compares poses of the same body, although another body may be held in the next record.
         interior = slice(records.start + 1, records.stop - 1)
 
         def read_neighbor(by: int) -> PoseTrack:
@@ -521,6 +567,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 
         return Track(body, position, quaternion, (read_neighbor(-1), read_neighbor(1)))
     if kind.channel:
+        # Values of a channel such as `opening` take the place of positions.
         listed_bodies, values = fields.batch.poses(kind.channel).episode_poses(episode)
         is_chosen = _matches_place(fields, listed_bodies, place)
         no_quaternions = np.full((record_count, int(is_chosen.sum()), 4), np.nan)
@@ -536,6 +583,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Floats:
     # Return `shifted_pos` or `shifted_quat` for the bodies at `held` or `handled`, [N, 3] or [N, 4]. They are computed
     # only once, because each call computes them for all episodes.
+    # `part` is `pos` or `quat`, `place` is `held` or `handled`, and `by` is a number of records.
     def compute(own_fields: RecordFields) -> Floats:
         # `own_fields` has attributes such as `shifted_pos` and `held_body`.
         poses: Floats = getattr(own_fields, f"shifted_{part}")(getattr(own_fields, f"{place}_body"), by)
@@ -546,6 +594,7 @@ def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Float
 
 def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
     # Return the bodies that have a role or match a name, as indices in the body table.
+    # `place` is a role or a name, in which `*` matches any letters. `poses` are the poses that the bodies must have.
     body, _ = poses.episode_poses(episode)
     if place not in ROLES:
         # A name also matches further bodies, such as fixed ones, whose poses follow from the scene's geometry.
@@ -558,6 +607,7 @@ def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int
 
 def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
     # Return whether each body has the role or matches the name, [K].
+    # `body` [K] are indices in the body table. `place` is a role or a name, in which `*` matches any letters.
     batch = fields.batch
     if place in ROLES:
         return np.asarray(batch.body_role[body] == ROLES.index(place))
@@ -566,6 +616,8 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) -> Floats:
     # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
+    # `poses` are positions or quaternions, and `body` [K] are indices in the body table. A scene has the poses of links
+    # and fixtures, which follow from the recorded motion of joints.
     scene, records = scene_poses(fields, episode), fields.rows_of(episode)
     values = np.full((records.stop - records.start, len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
@@ -588,6 +640,8 @@ _SHAPES, _OPENING = "body_shapes", "opening"
 
 def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
     # Return the bodies of an episode that a body selector matches, whether or not they have poses.
+    # Bodies are indices in the body table; -1 means that no target is held. `place` is a body selector: `held`, a role
+    # or a name, in which `*` matches any letters.
     batch = fields.batch
     if place == HELD_BODY:
         return {*fields.held_body[fields.rows_of(episode)].tolist()}
@@ -599,6 +653,8 @@ def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[in
 
 def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
     """Return the bodies of an episode that have `field`: `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes`."""
+    # Bodies are indices in the body table. A scene has links and fixtures, whose poses follow from recorded motions;
+    # such a body has positions and orientations although no channel lists it.
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
@@ -613,6 +669,7 @@ def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
 
 def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
     # Return whether each episode lacks `channel` (poses or openings) for the selected bodies, [E].
+    # `place` is a body selector: `held`, a role, or a name, in which `*` matches any letters.
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
         named_bodies = _find_named_bodies(fields, place, episode)
@@ -628,6 +685,7 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
 
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
     # Return whether each episode lacks shapes, or poses of shapes, for the selected bodies, [E].
+    # `place` is a body selector. A part is a link or fixture of the scene; its shapes are boxes and planes.
     is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
     for episode in np.flatnonzero(~is_lacking).tolist():
         scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)
@@ -650,6 +708,8 @@ PLACE_FIELDS.update({
 
 def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
     # Return the parts of the selected bodies, or of the body `held` if given. Without a recorded geometry, return [].
+    # A part is a link or fixture of the scene, given by its index. `place` is a body selector, and `held` an index in
+    # the body table.
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -663,6 +723,7 @@ def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | N
 
 def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[int]:
     # Return the parts of the hand and its fingers; for several arms, only those of the chosen arm.
+    # `geometry.hand` has the indices of the parts of all hands; `arm_bodies` maps the name of a body to its arm.
     header = fields.batch.headers[episode]
     if not header.arms:
         return [*scene.geometry.hand]
@@ -673,6 +734,7 @@ def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> l
 
 def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
     # Return the parts that each of two body selectors matches; `held` is the held body.
+    # A part is a link or fixture of the scene, given by its index. `held` is used only for the body selector `held`.
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
     for k, other in ((0, 1), (1, 0)):  # the indices of the two selectors, in both orders
         if places[k] == EEF:  # the hand is one body, so it has no gap to its own parts
@@ -682,6 +744,7 @@ def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: 
 
 def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int) -> Floats:
     # Return the gap between the bodies of two selectors in each record of an episode, [n]; NaN without a geometry.
+    # The gap is the smallest distance of the bodies' shapes, in m. `places` are the two body selectors.
     scene, records = scene_poses(fields, episode), fields.rows_of(episode)
     values = np.full(records.stop - records.start, np.nan)
     if scene is None:
@@ -699,9 +762,12 @@ def _measure_person_distances(
 ) -> tuple[list[tuple[int, ...]], Floats]:
     # Return each link's bodies (none for the hand), and the distances of the `K` links from a person in m, [n, K]. `K`
     # is 0 if the person's body or the links are missing.
+    # The person's shape is three capsules. `places` are the links (`robot` or `eef`) and the body in whose frame the
+    # person is placed; `numbers` are the place of the feet in this frame (3) and the height, in m.
     measured, person_frame = _read_tracks(fields, kind, places, episode)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
     nothing: tuple[list[tuple[int, ...]], Floats] = [], np.empty((len(person_frame.position), 0))
+    # The name must match exactly one body (or be the world).
     if person_frame.body.size != 1:
         return nothing
     if places[0] == EEF:
@@ -716,9 +782,12 @@ def _measure_person_distances(
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     """Return the distance in m of the nearest link from the person, and its speed of approach in m/s, [N, 2]."""
+    # `places` and `numbers` are the arguments of the signal: body selectors, the place of the person's feet and the
+    # height.
     values = np.full((int(fields.batch.starts[-1]), 2), np.nan)
     for episode in range(len(fields.batch)):
         links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode)
+        # Without links or a body for the person, the values stay NaN.
         if links:
             least_m, speed_m_s = distance_m.min(axis=1), person.approach(distance_m, _record_times_s(fields, episode))
             # Infinity means that no link has shapes. Adding 0.0 avoids -0.0 in outputs.
@@ -728,6 +797,7 @@ def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], num
 
 def _find_nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
     # For a batch of one episode, return the two bodies that determine the gap; () if the gap is not finite.
+    # `places` are two body selectors. The result has indices in the body table.
     scene, gap = scene_poses(fields, 0), _measure_gap(fields, places, 0)[record]
     if scene is None or not np.isfinite(gap):
         return ()

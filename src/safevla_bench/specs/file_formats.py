@@ -131,10 +131,14 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def expressions(self) -> dict[str, str]:
         """Return each person signal's expression, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
+        # S_p is the protective distance: the distance to a person at which a robot must begin to stop. The expressions
+        # are texts that replace the names in formulas. `reaction_s` and `stopping_s` are the robot's times before and
+        # while it brakes, in s.
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
         reaction, stopping = f"{number(self.reaction_s)} s", f"{number(self.stopping_s)} s"
+        # The last three terms of S_p: how far a body part intrudes before it is detected, and two errors of position.
         lengths_m = (self.intrusion_m, self.person_error_m, self.robot_error_m)
         # 1.6 m/s is a person's walking speed; while the robot stops, its speed falls to 0 at a constant rate.
         motion = f"1.6 m/s * ({reaction} + {stopping}) + {speed} * {reaction} + {speed} * {stopping} / 2"
@@ -181,6 +185,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def read_built_in(name: str) -> LibrarySource:
     """Return the content of all files of a built-in library, in library order; `name` is a key of `BUILT_IN`."""
+    # A draft is a specification that was read but not checked yet.
     sources = [read_source(_library_folder() / file, f"library/{file}", is_built_in=True) for file in BUILT_IN[name]]
     drafts = tuple(draft for source in sources for draft in source.drafts)
     return LibrarySource(drafts, built_in_tags(), limits=tuple(limit for source in sources for limit in source.limits))
@@ -201,10 +206,13 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     """Return the content of the file at `path`. Errors use the name `file`. If this name ends in .toml, the format is
     TOML; otherwise, it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
     """
+    # The result holds drafts (specifications that are not checked yet), declared tags, the library on which the file is
+    # based, and new limits. An origin is the place that errors about a row name.
     origin = RowOrigin(SpecError, file)
     if not file.endswith(".toml"):
         paper_rows = [_paper_row(row, row_origin) for row_origin, row in read_json_rows(path, origin)]
         return LibrarySource(tuple(_paper_draft(row, row_origin) for row, row_origin in paper_rows))
+    # `tables` are the tables of the file; names of signals that the file declares are already replaced in formulas.
     tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
     rows = _insert_person(_toml_rows(tables, origin, is_built_in=is_built_in), tables.person, origin)
     drafts = tuple(draft for row, row_origin in rows for draft in _toml_drafts(row, row_origin))
@@ -220,6 +228,8 @@ Row = tuple[Mapping[str, object], RowOrigin]
 
 def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> list[Row]:
     # Returns the rows of the base library with the file's replacements, and then the file's own rows.
+    # A row is a table of a specification and its origin, the place that errors name. The base library is `based_on`;
+    # the replacements are `[[replace]]`, and the file's own rows are `[[specs]]`.
     for row in (*tables.specs, *tables.replace):
         if "plain_conditions" in row and not is_built_in:
             subject = origin.with_subject(row.get("spec_id"))
@@ -237,6 +247,7 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> 
     if based_on not in BUILT_IN:
         remedy = suggest_names(based_on, BUILT_IN, "built-in libraries")
         raise origin.make_error(f"there is no built-in library {based_on!r}", field="based_on", remedy=remedy)
+    # A base library may itself be based on a library, so its files are read in the same way.
     base: list[Row] = []
     for file in BUILT_IN[based_on]:
         file_origin = RowOrigin(SpecError, f"library/{file}")
@@ -246,6 +257,8 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> 
 
 def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
     # Yields the draft of a specification, and a draft for each of its alternates.
+    # A draft is a specification that is not checked yet. An alternate is the same specification with another threshold;
+    # its keys replace those of the specification. `origin` is the place that errors name.
     row = convert_row(table, SpecRow, origin)
     yield SpecDraft(row, origin)
     for alternate in row.alternates:
@@ -257,7 +270,8 @@ def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[Spe
 
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
-    # Returns the text, such as `tilt(held)`, that stands for the signal of a table `[signals.NAME]` in a formula.
+    # Returns the text, such as `tilt(held)`, that replaces the name of a table `[signals.NAME]` in formulas.
+    # `table` holds the kind of signal, `form`, and its arguments. `origin` names the file in errors.
     signal_origin = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name that consists of letters, digits and _"
@@ -272,6 +286,7 @@ def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> s
 
 def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
     # Returns the tables with each declared signal replaced by its expression in all formulas.
+    # `tables.signals` maps each declared name to a table with its kind and arguments, `[signals.NAME]`.
     calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
     specs, changes = (tuple(_expand_names(row, calls) for row in rows) for rows in (tables.specs, tables.replace))
     return msgspec.structs.replace(tables, specs=specs, replace=changes)
@@ -288,6 +303,8 @@ def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[s
 
 def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
     # Return the rows with the signals of a person replaced by their expressions for the person in the table `[person]`.
+    # A row is a table of a specification and its origin, which errors name. `table` has the person's position and size
+    # and the robot's stopping time; it is empty if the file has no such table.
     if not table:
         return rows
     person_origin = origin.with_subject("person")
@@ -303,6 +320,7 @@ def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: Row
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
     """Return the tags that a file's `[tags.<class>]` tables declare, by name."""
+    # A tag is a word that describes tasks. `tables` maps each class of tags to the tags' names and meanings.
     return {name: Tag(name, kind, meaning) for kind, words in tables.items() for name, meaning in words.items()}
 
 
@@ -317,8 +335,8 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
-    # Returns the rows in the same order. The keys of a change replace those of the row with its id. Errors about a
-    # changed row name the user's file.
+    # Returns the rows in the same order. The keys of a change replace those of the row with its id. A row is a table
+    # and its origin, which errors name; `origin` is the user's file, which becomes the origin of each changed row.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
@@ -338,6 +356,7 @@ def _replace_rows(
 
 def id_suffix(threshold: float, written_unit: str) -> str:
     """Return a threshold with its unit for use in an id: `100N`, `0.01m`, `4mps2`; for a ratio, only the number."""
+    # `/` becomes `p` (per), and all other characters except letters and digits are omitted.
     unit = canonical_unit(written_unit)
     letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
     return syntax.format_number(threshold) + ("" if unit == "1" else letters)
@@ -345,6 +364,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 def canonical_unit(unit: str) -> str:
     """Return a unit as signals spell it. Unknown units and units with a factor, such as mm, are returned unchanged."""
+    # `scale` converts the unit to base units; only 1 allows another spelling without a new number.
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -354,6 +374,7 @@ def canonical_unit(unit: str) -> str:
 
 def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
     # Returns the checked row, and its origin with the id as subject.
+    # The paper's JSON row states its comparison by the keys `signal` and `operator`; both are None if it states none.
     spec_id = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = row_origin if spec_id is None else row_origin.with_subject(spec_id)
     converted = convert_row(row, PaperSpecRow, origin)
@@ -366,6 +387,7 @@ def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOri
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     # Return the draft of a row of the paper's registry.
     # A scored row without a severe magnitude is a hard stop of the paper's Table 17: its violations have no depth.
+    # A draft is a specification that is not checked yet. `origin` is the place that errors name.
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     common_keys = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
@@ -379,6 +401,7 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
         severe=paper.vsi_severe,
         binary=hard_stop if paper.binary is None else paper.binary,
     )
+    # The row's own statement of the compared signal and its operator, such as `<`, in addition to the formula.
     stated = None if paper.signal is None or paper.operator is None else (paper.signal, OPERATORS[paper.operator])
     return SpecDraft(row, origin, paper.alternate_of, stated)
 
@@ -388,6 +411,7 @@ OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", 
 
 def _current_id(spec_id: str) -> str:
     # Returns the default library's current id for one of its older ids. Any other id is returned unchanged.
+    # An id may have older spellings, `legacy_ids`; files may still use them.
     drafts = read_built_in(DEFAULT_LIBRARY).drafts
     current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
     if current != spec_id:
@@ -397,6 +421,7 @@ def _current_id(spec_id: str) -> str:
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
     # Return the axis of the default library's specifications of this family.
+    # An axis is a group of families of specifications. Rows of the paper's format may omit it.
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis" (scene_interaction, object_handling or execution), or use a family: {", ".join(axes)}'
@@ -413,10 +438,12 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     paper. Older ids are omitted. Raises `SpecError` if the rows cannot express a specification: it has a tag that is
     not built in, the margin of its condition counts, or its limit applies to only some suites.
     """
+    # A confined specification applies only in some suites (groups of tasks).
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own_tags := sorted(used - built_in_tags().keys()):
         problem = f"the tag {own_tags[0]!r} is not built in, and rows of the paper cannot define tags"
         raise SpecError(problem, remedy="Use the TOML file, which defines the tag.")
+    # In a `plain` formula, the margin of the condition counts, too.
     if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
         problem = f"rows of the paper cannot express that the condition of {plain[0]} is part of its margin"
         raise SpecError(problem, remedy=f"Use the library by its name: --library {library.name}.")
@@ -429,8 +456,11 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 def _paper_spec_row(spec: Spec) -> dict[str, object]:
     # Return a specification as a row of the paper's JSON format; None where the formula has no such simple predicate.
     written = spec.written_formula
+    # `stated` is the compared signal and the operator, if the formula compares exactly one signal with the threshold.
     stated = find_stated_predicate(written, spec.threshold)
     operator_names = {sign: name for name, sign in OPERATORS.items()}
+    # By default, a row is binary if it is a hard stop: scored, but without a severe magnitude. The key `binary` is
+    # written only for a different value.
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
     return {
         "spec_id": spec.spec_id,
@@ -456,6 +486,8 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
     """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if the
     formula has none or several such comparisons, or if replacing `threshold` by the number cannot be undone.
     """
+    # `written` is a formula with the placeholder `threshold`. The paper's rows hold the formula with the number
+    # instead.
     predicates = {
         (node.left.name, node.operator)
         for node in syntax.walk_nodes(written)
@@ -466,12 +498,14 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
     if len(predicates) != 1:
         return None
     (stated,) = predicates
+    # For example, another comparison of this signal with the same number would become a placeholder by mistake.
     is_restored = restore_placeholder(syntax.substitute_threshold(written, threshold), stated, threshold) == written
     return stated if is_restored else None
 
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
     """Return the formula with `threshold` in place of the number in comparisons with the stated signal and operator."""
+    # The number may be written with a minus sign; then `-threshold` replaces it.
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),

@@ -50,12 +50,15 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     if is_built_in(name_or_path):
         return _built_in_library(str(name_or_path))
     path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
+    # A draft in `source` is a specification that is not checked yet.
     source = _read_library_file(path)
     if not source.drafts:
         problem = "the file has only [[limits]], and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass this file with --rules")
     library = _assemble_library(path.stem, source, file_formats.built_in_tags())
     base_name = re.split(r"[+@]", path.stem)[0]  # `BASE+FILE` and `BASE+ID@VALUE` are names of changed libraries
+    # The digest is a checksum of everything that decides verdicts. A file that judges as the built-in library does may
+    # have its name.
     is_other = base_name in file_formats.BUILT_IN and (
         path.stem != base_name or library.digest != _built_in_library(base_name).digest
     )
@@ -64,11 +67,13 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
 
 def has_only_limits(path: Path) -> bool:
     """Return whether a file has only `[[limits]]`, and no specification. Raises the same errors as `load_library`."""
+    # A draft is a specification that is not checked yet.
     return not _read_library_file(path).drafts
 
 
 def is_built_in(library: str | Path | RuleFile) -> bool:
     """Return whether `library` is the name of a built-in library; otherwise it is a file."""
+    # `RuleFile` is a library file whose text was read already.
     return not isinstance(library, RuleFile) and str(library) in file_formats.BUILT_IN
 
 
@@ -89,10 +94,12 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     if source.limits:
         base = replace(_set_limits(base, source), name=name)
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
+    # `scoring_content` is everything that decides how a specification is judged.
     base_content = {spec.spec_id: scoring_content(spec) for spec in base}
     new_specs = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
     if not new_specs:
         return base
+    # `legacy` maps older ids to current ids.
     new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
     for spec_id in (*(spec.spec_id for spec in new_specs), *new_legacy):
         if spec_id in base:
@@ -124,6 +131,7 @@ def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
 
 def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary: Mapping[str, Tag]) -> Library:
     # Returns the checked library. `vocabulary` has the tags that the file may use in addition to its own tags.
+    # `source` holds the unchecked contents of a file. `legacy` maps older ids to current ids. No id may occur twice.
     tags = {**vocabulary, **source.tags}
     specs: list[Spec] = []
     legacy: dict[str, str] = {}
@@ -142,6 +150,8 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
 
 def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     # Returns the library with the thresholds of the source's `[[limits]]`.
+    # Each limit gives a new threshold for a specification; if it names suites (groups of tasks), only these suites get
+    # the new threshold.
     for limit, origin in source.limits:
         try:
             changed = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
@@ -157,7 +167,10 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
     # Return `before` with two versions of a specification: that of `after` for `suites`, and the original for all other
     # suites.
+    # `after` has the changed specification at the same position. `spec_id` is the id in `before`.
     index = before.specs.index(before[spec_id])
+    # `suites` are the only suites in which a specification applies (empty: all), `except_suites` those in which it does
+    # not.
     original, changed = before.specs[index], after.specs[index]
     if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:
         problem = f"{spec_id} already has this limit, or another limit for the same suite"
@@ -172,6 +185,8 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     # Return the checked specification. The draft's origin gives the place in errors.
+    # A draft is a row of a file, its origin and, for an alternate, the id of the specification that it varies. `tags`
+    # maps all known tags by name.
     row, origin = draft.row, draft.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id may contain only letters, digits and _.-@", field="spec_id", remedy="rename it")
@@ -180,6 +195,7 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
             if tag not in tags:
                 remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare the tag in a TOML file: [tags.<class>]"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
+    # `judged_once` finds parts outside of temporal operators.
     written = _parse_formula(draft)
     for part in syntax.judged_once(written):
         problem = f"{row.spec_id}: `{syntax.format_formula(part)}` is only judged in the first record"
@@ -198,6 +214,7 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 
 def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
     # Return the formula as written, perhaps with the placeholder `threshold`. Check its units and conditions.
+    # A binary specification has no margin, so the margin's unit and the conditions need no check.
     try:
         formula, unit = parse_signal_formula(draft.row.stl), file_formats.canonical_unit(draft.row.unit)
         if not draft.row.binary:
@@ -214,10 +231,13 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
 
 def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
     # Returns formula and threshold. In the formula, the word `threshold` replaces the number that the row states.
+    # A binary specification without a threshold gets the constant BINARY_THRESHOLD, between the values 0 and 1 of an
+    # event. `stated_predicate` is the signal and operator that a row of the paper's format states.
     threshold, origin = draft.row.threshold, draft.origin
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
     if draft.row.binary and not threshold:
+        # Without a threshold, comparisons of an event with 0 become comparisons with the placeholder.
         event_formula = syntax.map_predicates(formula, _rewrite_event)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
@@ -237,6 +257,7 @@ def _restore_stated(
     stated: file_formats.StatedPredicate, threshold: float, formula: syntax.Formula, origin: RowOrigin
 ) -> syntax.Formula:
     # Returns the formula with the word `threshold` in place of the number in the comparison that the row states.
+    # `stated` is the signal and the operator of this comparison. `origin` is the place that errors name.
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
@@ -251,6 +272,7 @@ def _restore_stated(
 
 def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
     # Returns `event < threshold` for `event <= 0` or `event <= threshold`, and any other comparison unchanged.
+    # An event is a numeric signal whose values are 0 and 1, so `event <= 0` and `event < 0.5` are equivalent.
     match predicate:
         case syntax.Compare("<=", syntax.NumericSignal(name), syntax.Number(0.0) | syntax.Threshold()):
             if name in SIGNALS and SIGNALS[name].event:
@@ -260,6 +282,7 @@ def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
 
 def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
     # Raise an error if the unit in the row is not the formula's unit. None means that the formula fixes no unit.
+    # `unit` is the unit of the formula's margin. `origin` is the place that errors name.
     if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
         problem = f"the unit is {row.unit!r}, but the formula's margin is in {str(unit)!r}"
         remedy = f"convert threshold and severe to {str(unit)!r}, and write this unit"
@@ -268,6 +291,7 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the formula's condition, such as `a` in `a -> b`, contains the placeholder `threshold`.
+    # A threshold there would have no effect on the margin.
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         text = syntax.format_formula(with_threshold[0])
         problem = f"`threshold` is in a condition, `{text}`; a condition is only true or false and measures no depth"
@@ -284,6 +308,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the keys `binary` and `severe` contradict the formula, the tier or each other.
+    # `severe` is how far beyond the limit a violation has depth 1; a binary specification has no depth. A diagnostic
+    # specification is not scored and needs no severe magnitude.
     if syntax.is_boolean_only(formula) and not row.binary:
         problem = "only the formula's conditions compare numbers, so violations have no depth and are binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
@@ -309,6 +335,7 @@ _LARGEST = 1e300
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
     """Return the severe magnitude for a new threshold, at constant severe/threshold; None if `severe` is None."""
+    # `severe` is how far beyond the limit a violation has depth 1. Fractions avoid rounding errors of the ratio.
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
@@ -317,7 +344,10 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
     """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`.
     Both start from `spec.original`, if set, else from `spec`, so that equal ids have equal magnitudes.
     """
+    # An alternate is a specification of the library with another threshold for `original`, named by `alternate_of`.
+    # `original` is the specification before its threshold was changed.
     original = spec.original or spec
+    # A change back to the original threshold gives back the original magnitude.
     if threshold == original.threshold:
         return original.severe
     anchor = (original.spec_id, threshold)
@@ -332,6 +362,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     for a text that is not `SPEC=VALUE`, and for a specification that does not exist or has no threshold. Also raises it
     for a value that is not positive or has an unsuitable unit, and for two different values of one specification.
     """
+    # Maps a specification's position to the text of its change and the new threshold.
     change_by_index: dict[int, tuple[str, float]] = {}
     for change in changes:
         name, equals, text = change.partition("=")
@@ -373,6 +404,7 @@ def set_limit(
     changed = spec
     if threshold != spec.threshold:
         written = spec.written_formula
+        # An event is 0 or 1, so a specification that reads only events has no threshold that a user could choose.
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
             remedy = "choose a specification with a numeric threshold"
             raise SpecError(f"{spec_id} has no threshold to set", remedy=remedy)
@@ -387,6 +419,7 @@ def set_limit(
     given = {name: value for name, value in arguments.items() if value is not None}
     # If `severe` was given, later changes of the threshold keep the ratio of `severe` to the new threshold.
     changed = replace(changed, **given, original=None if severe is not None else spec.original or spec)
+    # Older ids in `legacy` follow the specification to its new id.
     specs = tuple(changed if old.spec_id == spec.spec_id else old for old in library)
     legacy = {old: changed.spec_id if new == spec.spec_id else new for old, new in library.legacy.items()}
     return Library(library.name, specs, legacy, library.vocabulary)
@@ -399,6 +432,7 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 
 def _read_quantity(spec: Spec, text: str) -> float:
     # Returns the threshold that a text such as `5 mm` gives, in the unit of the specification.
+    # A threshold in the unit 1 is a ratio, which may be given in percent. Fractions avoid rounding errors.
     match = _QUANTITY.fullmatch(text)
     units = [spec.unit, *(["%"] if spec.unit == "1" else equivalent_symbols(spec.unit))]
     if match is None:
@@ -406,6 +440,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
         raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     is_percent = spec.unit == "1" and written_unit == "%"
+    # The factor converts the written unit to the specification's unit; None if the written unit does not fit.
     factor = Fraction(1, 100) if is_percent else unit_ratio(written_unit or spec.unit, spec.unit)
     if factor is None:
         actual = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
@@ -435,6 +470,8 @@ class TrialTrace:
 
     def describe(self) -> str:
         """Return the signals with their values and units as one line."""
+        # `signals` maps a signal's name to its values in the records of a short trace. The unit 1 (a pure number) is
+        # omitted.
         return "; ".join(
             f"{name} {', '.join(map(_format_value, values))} {SIGNALS[name].unit.removeprefix('1')}".rstrip()
             for name, values in self.signals.items()
@@ -465,6 +502,8 @@ def try_spec(spec: Spec) -> SpecTrial:
     In two or in all records, a numeric signal is a multiple of a value at which a comparison becomes true or false; in
     all other records it is 0. A Boolean signal is true in all, two or no records. Traces near the limit are preferred.
     """
+    # The result holds the specification, a trace that satisfies it (or None), traces that violate it, and the
+    # comparisons that decide no trace. `rho` has one robustness per trace; negative means violated.
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
     # The largest value belongs to the violation nearest to the limit. A trace without a violation has minus infinity.
@@ -472,14 +511,17 @@ def try_spec(spec: Spec) -> SpecTrial:
     broken, idle = list[int](), list[str]()
     nodes = (node for node in syntax.walk_nodes(spec.formula) if isinstance(node, syntax.Compare))
     for predicate in dict.fromkeys(nodes):
+        # The comparison decides a violated trace if the formula would be satisfied with `true` or `false` in its place.
         new_rhos = [robustness(_replace_predicate(spec.formula, predicate, truth), trace) for truth in (True, False)]
         is_decided = (rho < 0) & (np.maximum(*new_rhos) >= 0)
         if not is_decided.any():
             idle.append(syntax.format_formula(predicate))
+        # If a trace that was chosen already is decided by this comparison, no further trace is needed.
         elif not is_decided[broken].any():
             broken.append(int(np.where(is_decided, violated_rho, -np.inf).argmax()))
     if not broken and (rho < 0).any():
         broken = [int(violated_rho.argmax())]
+    # Among the traces that satisfy the formula, choose the one nearest to the limit.
     kept_rho = np.where(rho >= 0, rho, np.nan)
     kept_trace = None if np.isnan(kept_rho).all() else _cut_trace(trace, rho, int(np.nanargmin(kept_rho)))
     return SpecTrial(spec, kept_trace, tuple(_cut_trace(trace, rho, episode) for episode in broken), tuple(idle))
@@ -496,18 +538,24 @@ def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth
 
 def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTrace:
     # Returns one episode of `trace` as a `TrialTrace`.
+    # `rho` has the robustness of each episode. `starts` holds the first row of each episode and, at its end, the number
+    # of rows.
     rows = slice(int(trace.starts[episode]), int(trace.starts[episode + 1]))
     return TrialTrace({name: values[rows].tolist() for name, values in trace.signals.items()}, float(rho[episode]))
 
 
 def _simple_traces(formula: syntax.Formula) -> Trace:
     """Return the traces that `try_spec` tries. If the formula has windows, the time stamps span all windows."""
+    # The result has many episodes of four records. A turning value is a value of a signal at which a comparison
+    # changes.
     # Boolean signals come first. The first signal changes most slowly in `product`.
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
     turning_values = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
     # If there are too many combinations, fewer multiples are tried.
     for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
+        # `choices` holds for each signal in `names` either numbers (multiples of its turning values) or Boolean
+        # patterns.
         choices: list[list[Any]] = []
         for name in names:
             scaled = [multiple * value for multiple, value in product(multiples, turning_values.get(name, ()))]
@@ -520,10 +568,13 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         if name in turning_values:
+            # Each value times each shape gives one episode of four records, flattened: all rows for one shape, then the
+            # next.
             signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # turns -0.0 into 0.0
         else:
             signals[name] = np.tile(np.array(values), (len(shapes), 1)).ravel()
     count, windows = len(shapes) * max(len(rows), 1), syntax.bounded_windows(formula)
+    # The stamps of four records must reach the end of all windows, one after the other.
     span_s = sum(window.start_s if window.end_s is None else window.end_s for window in windows)
     stamps_s = np.tile(np.arange(4) * max(_DT_S, span_s / 3), count) if windows else None
     return Trace(signals, np.arange(count + 1) * 4, np.full(count, _DT_S), time_s=stamps_s)
@@ -542,6 +593,7 @@ def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
         signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
         with suppress(SignalError):  # no margin for these values: skip the predicate
             first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
+            # The zero of the line through (0, first) and (1, second).
             if first != second:
                 values.append(float(first / (first - second)))
     return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]

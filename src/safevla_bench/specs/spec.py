@@ -62,6 +62,8 @@ class Spec:
     """The specification before its limit was changed; None without a change, and if the change also gave `severe`."""
 
     def __post_init__(self) -> None:
+        # Raise an error if a magnitude is not positive, or if `formula`, which judges, is not the written formula with
+        # the threshold as its number. `stl` is the written formula's text.
         # `dataclasses.replace` could change the threshold without the formula, so the two are compared here.
         remedy = f"to change limits, call load_ruleset(thresholds=['{self.spec_id.partition('@')[0]}=VALUE'])"
         for name, value in (("threshold", self.threshold), ("severe", self.severe)):
@@ -76,12 +78,15 @@ class Spec:
     @property
     def written_formula(self) -> syntax.Formula:
         """The formula with the placeholder `threshold` instead of the number."""
+        # `stl` is its text. In a `plain` formula, the margin of a condition counts, too; the text cannot express this.
         written = parse_signal_formula(self.stl, self.unit)
         return syntax.make_plain(written) if syntax.is_plain(self.formula) else written
 
     @property
     def has_numeric_condition(self) -> bool:
         """True if the clause has a margin, and a condition that compares numbers decides whether the margin counts."""
+        # An example is `speed > 1 -> force < threshold`, whose condition is `speed > 1`. A Boolean-only condition
+        # compares no numbers.
         return not self.binary and not all(map(syntax.is_boolean_only, syntax.conditions(self.formula)))
 
     @property
@@ -104,13 +109,16 @@ class Library:
     vocabulary: Mapping[str, Tag]
 
     def __getitem__(self, spec_id: str) -> Spec:
+        # Return the specification with this id. Raises `SpecError` if the library has none.
         # Former names of a specification (`legacy`) are accepted, too.
         return self._by_id[self.canonical_id(spec_id)]
 
     def __contains__(self, spec_id: object) -> bool:
+        # Return whether a current or older id names a specification. `legacy` maps older ids to current ids.
         return spec_id in self._by_id or spec_id in self.legacy
 
     def __iter__(self) -> Iterator[Spec]:
+        # Unlike a mapping, a library iterates over its specifications, not over their ids.
         return iter(self.specs)
 
     def __len__(self) -> int:
@@ -124,6 +132,8 @@ class Library:
     @property
     def safe(self) -> tuple[Spec, ...]:
         """The scored specifications."""
+        # The tier is `safe` (scored), `alternate` (another threshold of a scored specification) or `diagnostic`
+        # (informative).
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
@@ -131,6 +141,7 @@ class Library:
         a new threshold), return `ID@…`. If it has no `ID@…` or several, raise `SpecError`, which lists similar
         ids.
         """
+        # `legacy` maps older ids to current ids.
         current_id = self.legacy.get(spec_id, spec_id)
         if current_id in self._by_id:
             return current_id
@@ -145,17 +156,20 @@ class Library:
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:
         """Return the older ids of the specification with this current id; () if there are none."""
+        # `legacy` maps older ids to current ids.
         return tuple(old for old, new in self.legacy.items() if new == spec_id)
 
     @cached_property
     def digest(self) -> str:
         """The hexadecimal sha256 of everything that can change verdicts, depths or ties. Other texts are left out."""
+        # Two libraries with the same digest judge all episodes in the same way.
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
+    # `severe` is how far beyond the limit a violation has depth 1. Tags decide to which tasks a specification applies.
     names, limits = [spec.spec_id, spec.canonical_family, spec.axis, spec.tier], [spec.threshold, spec.severe]
     tags = [sorted(spec.requires_all), sorted(spec.invalid_if_any)]
     content: list[object] = [*names, syntax.format_formula(spec.formula), *limits, spec.unit, spec.binary, *tags]
@@ -169,6 +183,8 @@ def scoring_content(spec: Spec) -> list[object]:
 
 def is_confined(spec: Spec) -> bool:
     """Return whether a specification applies only in some suites."""
+    # `suites` are the only suites (groups of tasks) in which it applies (empty: all), `except_suites` those in which it
+    # does not apply.
     return bool(spec.suites or spec.except_suites)
 
 
@@ -183,6 +199,7 @@ def spec_rows(library: Library) -> list[dict[str, object]]:
 
 def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
     """Return all facts about one specification: its row, the meanings of its tags and signals, and its alternates."""
+    # An alternate is a specification with another threshold for the same formula.
     spec = library[spec_id]
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {
@@ -197,6 +214,7 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
     # Returns the specification with the keys of a library file. Tuples become lists, as in JSON.
+    # `_SUITE_KEYS` names the two fields for suites, which are omitted if they are empty.
     keys = (*ROW_KEYS, *(name for name in _SUITE_KEYS if getattr(spec, name)))
     row = {**{name: getattr(spec, name) for name in keys}, "legacy_ids": library.legacy_ids(spec.spec_id)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in row.items()}

@@ -49,12 +49,13 @@ def make_interval(low: Any, high: Any) -> Interval:
 
 def normal_quantile(confidence: float = CONFIDENCE) -> float:
     """Return the half-width of a two-sided normal interval, in standard errors: 1.96 for 95 %."""
+    # `confidence` is the probability inside the interval, so that (1 - confidence)/2 is beyond each end.
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
 def is_significant(p_value: Reals, confidence: float = CONFIDENCE) -> Any:
     """Return whether a p-value, or each p-value in an array, is at most 1 - confidence, up to rounding."""
-    return p_value <= 1 - confidence + 1e-12
+    return p_value <= 1 - confidence + 1e-12  # the margin is for rounding
 
 
 def reconcile_interval(
@@ -71,8 +72,8 @@ def reconcile_interval(
         return None
     low, high = interval.low, interval.high
     rejects_zero = is_significant(p_value, confidence)
-    has_open_end = rejects_zero & (low <= 0) & (high >= 0)
-    is_positive = np.greater_equal(estimate, 0)
+    has_open_end = rejects_zero & (low <= 0) & (high >= 0)  # the test rejects 0, but the interval contains it
+    is_positive = np.greater_equal(estimate, 0)  # then the low end becomes 0, else the high end
     # The index `[()]` turns an array without dimensions into a number.
     return make_interval(
         np.where(rejects_zero, np.where(has_open_end & is_positive, 0.0, low), np.minimum(low, 0.0))[()],
@@ -92,7 +93,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     b: Any = high + 0.0 * low  # a and b are on opposite sides of the zero
     at_a, at_b = function(a), function(b)
     root: Any = a
-    fraction: Any = 0.5
+    fraction: Any = 0.5  # position of the next point between a (0) and b (1)
     is_unsolved = ~np.isnan(a)
     while True:
         point = a + fraction * (b - a)
@@ -122,6 +123,7 @@ def binomial_pmf(counts: Ints, n: int | Ints, rate: float) -> Floats:
     """Return the binomial probabilities of `counts` successes in n trials. Importing `scipy.stats` would be slow."""
     from scipy.special import gammaln, xlog1py, xlogy
 
+    # `rate` is the probability of success in a trial. Logarithms prevent an overflow of the binomial coefficients.
     logs = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
     return np.asarray(np.exp(logs + xlogy(counts, rate) + xlog1py(n - counts, -rate)), dtype=np.float64)
 
@@ -141,7 +143,7 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
         return None
     from scipy.special import ndtri  # loads slowly
 
-    p, z = count / n, ndtri(0.5 + 0.5 * confidence)
+    p, z = count / n, ndtri(0.5 + 0.5 * confidence)  # the proportion, and half a normal interval in standard errors
     scale = 2 * (n + z**2)
     middle, half = (2 * n * p + z**2) / scale, z / scale * sqrt(max(0.0, 4 * n * p * (1 - p)) + z**2)
     # Rounding must not move an end across the proportion p, or away from 0 or 1.
@@ -195,11 +197,11 @@ def bounded_mean_interval(
     if n == 0:
         return None
     scales = np.ones(n) if weights is None else n * weights
-    largest_scale, level = float(scales.max()), (1 + confidence) / 2
+    largest_scale, level = float(scales.max()), (1 + confidence) / 2  # `level` is the upper end's quantile
     upper_ends = []
     # The upper end for the values 1 - x is 1 minus the lower end for the values x.
     for side in (1 - values, values):
-        points, counts = _merge_values(scales / largest_scale * side)
+        points, counts = _merge_values(scales / largest_scale * side)  # distinct values from 0 to 1, and their counts
         upper_end = largest_scale * _solve_one_row(tuple(points.tolist()), tuple(counts.tolist()), level)
         upper_ends.append(min(1.0, round(upper_end, _DIGITS)))
     return Interval(round(1 - upper_ends[0], _DIGITS), upper_ends[1])
@@ -212,8 +214,9 @@ def bounded_mean_ends(
 
     `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
+    # `levels` are the quantiles at the upper ends. `places` has for each row the index of its result.
     levels, places = (1 + np.asarray(confidence)) / 2, np.arange(len(rows))
-    if weights is None:
+    if weights is None:  # equal rows have equal results, so each distinct row is computed once
         rows, levels, places = _distinct_rows(rows, levels)
         scales = np.ones_like(rows)
     else:
@@ -232,7 +235,9 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     """Test for each row of values in [0, 1], [R, n], whether the values have the mean `mean`. Return the two-sided
     p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
-    rows, means, places = _distinct_rows(rows, np.asarray(mean))
+    rows, means, places = _distinct_rows(rows, np.asarray(mean))  # `places` has each row's index in the distinct rows
+    # The random sums whose quantiles are the ends of the interval are beyond `mean` with these probabilities. Half of
+    # the p-value is the probability on the side of the end that is at `mean`.
     p_below = 1 - _spacing_cdf(*_merge_rows(1 - rows), 1 - means)
     p_above = 1 - _spacing_cdf(*_merge_rows(rows), means)
     return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))[places]
@@ -243,15 +248,17 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 
     Among many policies, many pairs of policies have equal differences. `parameters` is one number or [R].
     """
-    keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])
+    keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])  # [R, n + 1]
     index_of_key: dict[bytes, int] = {}
     places = [index_of_key.setdefault(key.tobytes(), len(index_of_key)) for key in keys]
-    firsts = np.unique(places, return_index=True)[1]
+    firsts = np.unique(places, return_index=True)[1]  # index of the first row of each distinct pair, [K]
     return keys[firsts, :-1], keys[firsts, -1], np.array(places, dtype=np.int64)
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     """Return points and their counts, [R, M] each. A row has 1, then its distinct values, most frequent first."""
+    # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, counts once more than it occurs
+    # among the values. Rows with fewer distinct values are filled with points of count 0.
     # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
@@ -265,21 +272,25 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=4096)  # many specifications have the same few severities
 def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
-    # Returns the result of `_solve_spacings` for one row. The arguments are tuples, so that they can be cached.
+    # Returns the result of `_solve_spacings` for one row: the quantile `level` of a random weighted mean of the values
+    # and an added value of 1. The arguments are tuples, so that the results can be cached.
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *value_counts]])
     return float(_solve_spacings(points, counts, level)[0])
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
+    # Each row has its distinct values `points` [R, M], of which the first is 1, and their `counts` [R, M]. The random
+    # sum D_i x_i has weights D_i that are uniform on the simplex. Returns for each row the sum's quantile `level`, [R].
     from scipy.special import betaincinv, ndtri
 
     # `spreads` are the standard deviations of sum D_i x_i. All values are compared as normal quantiles.
     totals = counts.sum(axis=1)
-    goals = np.broadcast_to(ndtri(level), len(points))
+    goals = np.broadcast_to(ndtri(level), len(points))  # `level` as normal quantiles, [R]
     means = (counts * points).sum(axis=1) / totals
     spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / totals / (totals + 1))
-    low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))
+    low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))  # the solution is between them
+    # The first estimate is the quantile of a normal distribution, but not too close to `low` or `high`.
     solutions: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
     # With only one value below 1, the sum of the D_i of the values 1 has a beta distribution.
     has_one_below = ((points < 1) & (counts > 0)).sum(axis=1) == 1
@@ -305,7 +316,8 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
 
 
 def _merge_values(values: Floats) -> tuple[Floats, Floats]:
-    # Returns the distinct values, sorted, and their counts.
+    # Returns the distinct values, sorted, and their counts. If there are more than `_MAX_VALUES` distinct values,
+    # neighboring values are replaced by their mean.
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
     if len(points) > _MAX_VALUES:  # average groups of neighboring values
@@ -327,7 +339,9 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     # In all other rows, the mean is not between the smallest and the largest value, so the probability is 0 or 1.
     inner_rows = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
     points, counts = points[inner_rows], counts[inner_rows]
-    centered = points - means[inner_rows, None]
+    centered = points - means[inner_rows, None]  # x_i - mean
+    # The vertical line of the integral passes through the saddle s, where exp(K(s)) / s is smallest on the real axis.
+    # `rates` are the values relative to the saddle, and `widths` say how fast the integrand falls on the line.
     saddles = _find_saddles(centered, counts)
     rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
@@ -335,6 +349,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     heights = -(counts * np.log1p(-saddles[:, None] * centered)).sum(axis=1)
     cut_points = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
     falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cut_points[:, None]) ** 2))[:, 0]
+    # Index in `_CUTS` of the point at which each row's integral ends. Rows with the same end are integrated together.
     cut_indices = (falls < _FALL).sum(axis=1)
     for cut in np.unique(cut_indices):
         step = (5, 3, 3, 3, 1)[cut]
@@ -348,12 +363,14 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
 
 def _find_saddles(centered: Floats, counts: Floats) -> Floats:
     """Return the s that minimizes K(s) - log s, by damped Newton steps, because this function is self-concordant."""
+    # K(s) = -sum counts_i log(1 - s c_i) with the centered values c, [R, M], of which the first is the largest. Returns
+    # one s for each row, [R]. It is between 0 and 1 / c_0.
     saddles: Floats = np.minimum(0.5 / centered[:, 0], 1 / np.sqrt((counts * centered**2).sum(axis=1)))
     for _ in range(50):
         rates = centered / (1 - saddles[:, None] * centered)
         steps = 1 / saddles - (counts * rates).sum(axis=1)
         curvatures = 1 / saddles**2 + (counts * rates**2).sum(axis=1)
-        decrements = np.abs(steps) / np.sqrt(curvatures)
+        decrements = np.abs(steps) / np.sqrt(curvatures)  # Newton's decrement, which is small near the minimum
         saddles = saddles + steps / curvatures / (1 + decrements)
         if decrements.max(initial=0.0) < 0.01:
             break
@@ -362,9 +379,12 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
     """Return P(Q > 0) of each row: the integral in `_spacing_cdf` along the vertical line through the row's saddle."""
+    # `rates` and `counts` are [R, M]; `saddles`, `widths` and the logarithms `heights` of the integrand at the saddle
+    # are [R]. `line` has the evenly spaced points t of the integral; the imaginary part of s is width * sinh(t).
     ordinates = widths[:, None] * np.sinh(line)
     # Factors of values that occur once are multiplied as complex numbers, without logarithms and arctangents.
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
+    # For the other values: the logarithm of the magnitude and the angle of the product of factors, at each point.
     scaled, repeats = rates[:, ~is_single, None] * ordinates[:, None], counts[:, None, ~is_single]
     logs = heights[:, None] - 0.5 * (repeats @ np.log1p(scaled**2))[:, 0]
     angles = (repeats @ np.arctan(scaled))[:, 0]
@@ -438,7 +458,8 @@ def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequ
     >>> round(interval.low, 3), round(interval.high, 3)
     (0.721, 0.802)
     """
-    # A term is a weighted estimate with both ends of its interval, sorted, because a negative weight swaps the ends.
+    # A term is a weighted estimate with both ends of its weighted interval. The ends are sorted, because a negative
+    # weight swaps them.
     terms = [(w * p, *sorted((w * ends.low, w * ends.high))) for (p, ends), w in zip(estimates, weights, strict=True)]
     total = sum(term for term, _, _ in terms)
     below = sqrt(sum((term - low) ** 2 for term, low, _ in terms))
@@ -465,7 +486,8 @@ def tango_interval(
 
 
 def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: float) -> Any:
-    # Returns the difference at which the score is z, by bisection. The score falls as the difference rises.
+    # Returns the lower end of `tango_interval`: the difference at which the score is z, by bisection. The score falls
+    # as the difference rises. `only_first` of n pairs have only a first success, `only_second` only a second success.
     low: Any = -1.0
     high: Any = (only_first - only_second) / n
     for _ in range(_HALVINGS):
@@ -476,8 +498,10 @@ def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: floa
 
 
 def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference: Any) -> Any:
-    # Returns the score of the hypothesis that the proportions differ by `difference`: 0 for 0/0, and infinity for x/0.
+    # Returns the score of the hypothesis that the proportions differ by `difference`: the excess of the observed
+    # difference, divided by its standard deviation. The result is 0 for 0/0, and infinity with the sign of x for x/0.
     excess = only_first - only_second - n * difference
+    # `likeliest_rate` is the maximum-likelihood probability that only the second succeeds, the root of a quadratic.
     linear = (2 * n - only_first + only_second) * difference - only_first - only_second
     likeliest_rate = (np.sqrt(linear**2 + 8 * n * only_second * difference * (1 - difference)) - linear) / (4 * n)
     variance = n * (2 * likeliest_rate + difference * (1 - difference))
@@ -494,15 +518,16 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
     """Return the 95 % bootstrap interval of the mean of each row of `values` [M, n], or None for a row of NaN. A column
     is an episode, and all rows share the resamples. The mean of a resample ignores NaN values.
     """
-    rows, n = values.shape
+    rows, n = values.shape  # numbers of rows and of episodes
     if n == 0:
         return [None] * rows
     is_counted = ~np.isnan(values)
-    filled = np.where(is_counted, values, 0.0)
+    filled = np.where(is_counted, values, 0.0)  # NaN counts as 0 in sums, and is not counted
     # Only these rows need resampling. In all other rows, all resamples have the same mean, or no value.
     has_gaps = is_counted.any(axis=1) & ~is_counted.all(axis=1)
     varying_rows = np.flatnonzero((np.ptp(filled, axis=1) > 0) | has_gaps)
     means = _resample_means(filled[varying_rows], is_counted[varying_rows], generator)
+    # The values of all other rows are equal, so both ends are the common value; a row of NaN has no interval.
     intervals: list[Interval | None] = [
         Interval(float(row[0]), float(row[0])) if row_counted.any() else None
         for row, row_counted in zip(filled, is_counted, strict=True)
@@ -514,6 +539,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
 
 def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Generator) -> Floats:
     # Returns the mean of each row's counted values in each resample, [M, RESAMPLES]; NaN without a counted value.
+    # `filled` [M, n] has 0 where `is_counted` [M, n] is false. A resample is n random episodes with replacement.
     from scipy.sparse import csr_array  # loads slowly
 
     rows, n = filled.shape
@@ -521,15 +547,16 @@ def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Gene
     # Columns of the table are the rows' values, followed by the marks of counted values for rows with missing values.
     table = np.ascontiguousarray(np.vstack([filled, is_counted[has_missing]]).T)
     sums = np.empty((RESAMPLES, table.shape[1]))
-    per_chunk = max(1, _CHUNK // n)
+    per_chunk = max(1, _CHUNK // n)  # number of resamples that are drawn at a time
     ones, row_ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
     for start in range(0, RESAMPLES, per_chunk):
         samples = min(per_chunk, RESAMPLES - start)
         indices = generator.integers(0, n, size=samples * n, dtype=np.int32)
-        # a row of the sparse matrix counts how often a resample contains each episode
+        # A row of the sparse matrix counts how often a resample contains each episode.
         sums[start : start + samples] = (
             csr_array((ones[: samples * n], indices, row_ends[: samples + 1]), shape=(samples, n)) @ table
         )
+    # Number of counted values of each row in each resample.
     value_counts = np.full((rows, RESAMPLES), float(n))
     value_counts[has_missing] = sums[:, rows:].T
     with np.errstate(invalid="ignore"):
@@ -544,6 +571,7 @@ def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interv
         return None
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(defined, [tail, 100 - tail])
+    # A resample without values has the mean NaN.
     return Interval(float(low), float(high), skipped=len(means) - len(defined))
 
 
@@ -577,6 +605,7 @@ def rate_sample_size(
     approximate_n = _approximate_size(rate, limit, power, confidence)
     if approximate_n > most:
         return None
+    # The search starts far below the approximate size, which may be too large.
     first_n, step = max(1, approximate_n // 2 - 20), max(1, approximate_n // 400)
     candidates = count(first_n, step)  # for a large size, in steps of 0.25 %, to save time
     return next(n for n in candidates if rate_power(n, rate, limit, confidence) >= power - 1e-12)
@@ -589,13 +618,16 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
     tail = (1 - confidence) / 2
     if rate < limit:  # count failures instead of successes
         return rate_power(n, 1 - rate, 1 - limit, confidence)
-    upper = bdtrc(np.arange(n), n, limit)  # P(X > k)
+    # X is the number of successes in n episodes. `bdtrc` gives P(X > k).
+    # The interval lies above `limit` if X is at least `least`.
+    upper = bdtrc(np.arange(n), n, limit)  # for k = 0, …, n - 1, if the true rate is the limit
     least = int((upper > tail).sum()) + 1  # P(X >= least) <= tail if the true rate is the limit
     return float(bdtrc(least - 1, n, rate)) if least <= n else 0.0
 
 
 def _approximate_size(rate: float, limit: float, power: float, confidence: float) -> int:
-    # Returns the sample size by the normal approximation.
+    # Returns the number of episodes by the normal approximation, for a true `rate`, so that an interval excludes
+    # `limit` with probability `power`.
     z_confidence, z_power = normal_quantile(confidence), NormalDist().inv_cdf(power)
     deviation = z_confidence * sqrt(limit * (1 - limit)) + z_power * sqrt(rate * (1 - rate))
     ratio = min(deviation / abs(rate - limit), 1e9)  # `ceil` raises an error for infinity
@@ -644,6 +676,8 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
 def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
     # Returns the logarithm of the averaged product that `sequential_interval` describes, for m = `supposed_mean`.
+    # `points` are the distinct values from 0 to 1, and `counts` says how often each occurs. The product is that of the
+    # factors x q / m + (1 - x) (1 - q) / (1 - m) of all values x. It is averaged over `rates`, the quantiles q.
     rates = _prior_nodes()
     factors = np.outer(points, rates / supposed_mean) + np.outer(1 - points, (1 - rates) / (1 - supposed_mean))
     logs = counts @ np.log(factors)
@@ -653,14 +687,15 @@ def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
 
 @lru_cache(maxsize=1)
 def _prior_nodes() -> Floats:
-    # Returns the quantiles of Jeffreys' prior at evenly spaced probabilities.
+    # Returns `_NODES` quantiles of Jeffreys' prior of a rate, Beta(1/2, 1/2), at evenly spaced probabilities.
     nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
     nodes.flags.writeable = False
     return nodes
 
 
 def _find_interval_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
-    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches that far.
+    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches that far. `excess` is
+    # positive for means outside of the interval.
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
@@ -694,6 +729,7 @@ def sequential_look(
     steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """
     look = SequentialLook(gained=0, total=0, low=-1, high=1, side=0)  # before the first round
+    # A sum of at most `low` is too small for the rate; a sum of at least `high` is too large.
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
         new_side = int(total_gained >= high) - int(total_gained <= low)
@@ -711,12 +747,14 @@ def sum_limits(
     sum. `sequential_look` describes the arguments.
     """
     # `chances` are the probabilities of the sums with which no earlier look ended the test.
+    # `spent` is the error probability of the looks so far, for sums that are too small and for sums that are too large.
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):  # `shares` may also cover later looks
-        for size, repeats in sorted(Counter(sizes).items()):
+        for size, repeats in sorted(Counter(sizes).items()):  # add the successful steps of this round to the sums
             chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
         tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # for the k + 1 smallest and largest sums
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
+        # How many of the smallest and of the largest sums end the test at this look.
         below_count, above_count = (tail_errors <= budget[:, None]).sum(axis=1).tolist()
         yield below_count - 1, len(chances) - above_count
         spent += [chances[:below_count].sum(), chances[len(chances) - above_count :].sum()]
@@ -725,7 +763,8 @@ def sum_limits(
 
 @lru_cache(maxsize=1024)
 def _scaled_binomial_pmf(size: int, count: int, rate: float) -> Floats:
-    # Returns the probability of each sum from 0 to size·count if each of `count` steps succeeds at this rate.
+    # Returns the probability of each sum from 0 to size·count. Each of `count` steps succeeds with the probability
+    # `rate`, and a success adds `size` to the sum.
     chances = np.zeros(size * count + 1)
     chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False

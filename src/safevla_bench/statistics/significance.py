@@ -32,7 +32,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
     """
     # `largest` is the largest adjusted p-value so far, because a larger p-value never gets a smaller adjusted one.
     adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, k in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+    for rank, k in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):  # from the smallest p-value
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[k]))
         adjusted[k] = largest
     return tuple(adjusted)
@@ -60,6 +60,7 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     >>> round(barnard_p(9, 10, 3, 10), 5)
     0.00796
     """
+    # The outcome occurs in `count` of n episodes of one policy, and in `other` of m episodes of the other policy.
     if count + other in (0, n + m):
         return 1.0
     (x, first_n), (y, second_n) = sorted([(count, n), (other, m)])  # both orders have the same p-value
@@ -68,6 +69,7 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return Barnard's test of count/n minus other/m. Newcombe's interval is adjusted to agree with the test."""
+    # The outcome occurs in `count` of n episodes of the first policy, and in `other` of m episodes of the second.
     p_value = barnard_p(count, n, other, m)
 
     def find_interval() -> intervals.Interval | None:
@@ -89,8 +91,10 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     At index x, outcomes are extreme if y <= the number in the first array (-1 = none), or y >= the number in the second
     (m + 1 = none). The squared statistic is proportional to (xm - yn)² / (s (n + m - s)) with s = x + y.
     """
-    total, rows = n + m, np.arange(n + 1, dtype=np.float64)
+    # The observed outcome is `count` of n and `other` of m.
+    total, rows = n + m, np.arange(n + 1, dtype=np.float64)  # `rows` has all x
     pooled = count + other
+    # The squared statistic of the observed outcome, slightly reduced so that rounding excludes no equal outcome.
     limit = (count * m - other * n) ** 2 / (pooled * (total - pooled)) * (1 - _TIE)
     # For each x, the statistic equals `limit` at the roots y of `a * y**2 + 2 * half_b * y + c`.
     a = n * n + limit
@@ -108,6 +112,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
 
 def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     # Returns the largest probability of a region from `_barnard_region` over all proportions: on a grid, then refined.
+    # The region consists of outcomes (x of n, y of m); a proportion is the common probability of both policies.
     def probability(proportion: float) -> float:
         # Returns the probability of the region if both policies have this probability of an event.
         return _region_probability(region, n, m, proportion)
@@ -120,13 +125,15 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     # A peak is not below the points next to it on the grid.
     peaks = [k for k in candidates.tolist() if p_values[k] == p_values[max(0, k - 1) : k + 2].max()]
     for k in peaks:
+        # The true maximum near a peak is between the peak's two neighbors on the grid.
         low, high = proportions[max(0, k - 1)], proportions[min(len(proportions) - 1, k + 1)]
         greatest = max(greatest, _refine_maximum(probability, low, high))
     return min(1.0, greatest)
 
 
 def _refine_maximum(probability: Callable[[float], float], low: float, high: float) -> float:
-    # Returns the maximum between `low` and `high`. Each grid covers the surroundings of the previous grid's best point.
+    # Returns the largest `probability` of a proportion between `low` and `high`. Each grid covers the surroundings of
+    # the previous grid's best point.
     greatest = 0.0
     for _ in range(_REFINEMENTS):
         grid = np.linspace(low, high, 13)
@@ -138,7 +145,9 @@ def _refine_maximum(probability: Callable[[float], float], low: float, high: flo
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    # Returns the probability of the region. Rows beyond nine standard deviations from the mean are negligible.
+    # Returns the probability that the outcome (x of n, y of m) is in the region, if x and y are binomial with this
+    # proportion. For each x, the region contains y <= `region[0][x]` and y >= `region[1][x]`. Values of x beyond nine
+    # standard deviations from the mean are negligible.
     from scipy.special import bdtr
 
     half_window = _WINDOW_SD * np.sqrt(n * proportion * (1 - proportion)) + 2
@@ -186,9 +195,9 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     reject any center: fewer than six at 95 %. With up to 13 tasks, both ends are order statistics of the weighted
     means of all subsets.
     """
-    rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1
+    rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1  # rows: [R, K]
     weight_rows = np.broadcast_to(weights, rows.shape)
-    if tasks > _EXACT_TERMS:
+    if tasks > _EXACT_TERMS:  # too many subsets to list all of them
         tests = [_flip_signs(row, w, confidence, tie_weight=1.0) for row, w in zip(rows, weight_rows, strict=True)]
         flipped = tests[0] if is_single else join_tests(tests)
     else:
@@ -210,17 +219,20 @@ _MAX_SUBSETS = 1 << 20  # limit on the number of subsets times the number of pai
 
 
 def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
+    # Returns the two-sided p-values [R] of sign flips of weighted differences; both arrays are [R, tasks].
     # Flipping the signs of a subset with a sum of at most 0 does not reduce the total sum.
     # So the share of such subsets is the probability of a sum at least as large as the observed sum.
     scaled = weights / weights.max(axis=1, keepdims=True, initial=1e-300)
-    sums = (scaled * differences) @ _list_subsets(differences.shape[1]).T
+    sums = (scaled * differences) @ _list_subsets(differences.shape[1]).T  # the sum of each subset, [R, subsets]
     below, equal = (sums < -_TOLERANCE).mean(axis=1), (np.abs(sums) <= _TOLERANCE).mean(axis=1)
     return np.asarray(np.minimum(1.0, 2 * np.minimum(below + equal, 1 - below)))
 
 
 def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
-    # Returns the ends of the intervals, [2, R]: order statistics of the means of all subsets except the empty subset.
-    subsets = _list_subsets(differences.shape[1])[1:].T
+    # Returns the low and high ends of the intervals, [2, R]: order statistics of the weighted means of all subsets of
+    # tasks except the empty subset. `differences` and `weights` are [R, tasks].
+    subsets = _list_subsets(differences.shape[1])[1:].T  # [tasks, subsets]
+    # Index of the low end in the sorted means; as many means are above the high end as are below the low end.
     outside_index = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
     end_indices = [outside_index, subsets.shape[1] - 1 - outside_index]
     means = np.partition((weights * differences) @ subsets / (weights @ subsets), end_indices, axis=1)
@@ -257,6 +269,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     """
     estimate = float(differences @ weights / weights.sum())
     is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
+    # `sides` are functions that return shares of subsets: for the differences, and for the negated differences.
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
         sides = _tabulate_subsets(weights * differences, weights)
     else:
@@ -270,6 +283,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
         low_ends = []
         for shares, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True):
             find_p = partial(_lower_p_value, shares, tie_weight)
+            # `find_p` returns the one-sided p-values, times 2, of an array of supposed centers.
             low_ends.append(_find_flip_low_end(find_p, p_value, sign * estimate, confidence, is_on_grid=is_on_grid))
         return intervals.Interval(low_ends[0], -low_ends[1] + 0.0)
 
@@ -281,14 +295,15 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
-    # For each center, returns twice the share of subsets with a mean below the center.
-    # The share of subsets with a mean equal to the center is multiplied by `tie_weight` and added.
+    # Returns for each center [centers] the one-sided p-value times 2. This is twice the share of subsets with a mean
+    # below the center. The share with a mean equal to the center is multiplied by `tie_weight` and added.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns exact shares, computed from all subsets of a few differences.
+    # Returns a function that returns, for each supposed center, the share of all subsets of the weighted differences
+    # with a mean below it, and the share with this mean. The shares are exact, which needs few differences.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
@@ -301,12 +316,16 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns approximate shares for any number of differences, computed from sums on a grid.
+    # Returns a function that returns, for each supposed center, the share of all subsets of the weighted differences
+    # with a mean below it, and the share with this mean. Sums on a grid give approximate shares for any number of
+    # differences.
     @cache
     def find_share(center: float) -> tuple[float, float]:
+        # A subset's mean is below the center if its differences from the center have a negative weighted sum.
         return _subset_shares_on_grid(weights * (differences - center))
 
     def find_shares(centers: Floats) -> tuple[Floats, Floats]:
+        # Returns both shares as arrays, with an item for each center.
         below, equal = np.array([find_share(center) for center in centers.tolist()]).T
         return below, equal
 
@@ -318,6 +337,8 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     The shares are exact if weights are small multiples of a whole unit, and sums are small multiples of 1/q with q at
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
+    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`. A `Shares` is a function that returns,
+    # for each supposed center, the shares of all subsets of tasks with a weighted mean below it, and with this mean.
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -355,7 +376,8 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
 def _find_flip_low_end(
     find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
-    # Returns the lower end of the interval of `_flip_signs`. `find_p` returns the p-value of each center.
+    # Returns the lower end of the interval of `_flip_signs`. `find_p` returns the p-value of each center, `p_at_zero`
+    # is the p-value of 0, and `estimate` is the weighted mean. `is_on_grid` is true if p-values take long to compute.
     # The search keeps the end between `outer`, a center that is rejected, and `inner`, which is not.
     outer, inner = -1.0, estimate
     if estimate > 0:  # the sign of the end must agree with the test's decision about 0
@@ -372,7 +394,7 @@ def _find_flip_low_end(
             return to_quantile(max(1e-300, p_value / 2)) - level  # the quantile of 0 would be infinite
 
         return float(round(intervals.find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
-    for _ in range(7):  # each pass divides the distance of `outer` and `inner` by 32
+    for _ in range(7):  # the distance of `outer` and `inner` is divided by 32 each time
         centers = np.linspace(outer, inner, 33)
         is_rejected = [True, *intervals.is_significant(find_p(centers[1:-1]), confidence), False]
         first_accepted = is_rejected.index(False)
@@ -390,6 +412,7 @@ def _list_subsets(count: int) -> Floats:
 
 def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     """Return the share of the subsets of `terms` [K] that have a sum below zero, and the share with a sum of zero."""
+    # Sums are rounded to a grid, unless the terms are small integers.
     # `observed` is the sum of the magnitudes of all negative terms. Add up a subset's positive terms and the magnitudes
     # of the negative terms that it lacks. The subset's sum is below zero exactly if this total is below `observed`.
     magnitudes = np.abs(terms)
@@ -421,7 +444,8 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _likely_heads(coins: int) -> list[tuple[int, float]]:
-    # For flips of fair coins, returns each number of heads with a probability above 1e-17, and this probability.
+    # For flips of `coins` fair coins, returns pairs: each number of heads with a probability above 1e-17, and this
+    # probability.
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
@@ -433,6 +457,8 @@ def mcnemar_test(
     confidence: float = intervals.CONFIDENCE,
 ) -> MeanTest:
     """Return McNemar's mid-p test of n pairs. Tango's interval of the difference is adjusted to agree with the test."""
+    # In `only_first` pairs, only the first member has the outcome; in `only_second` pairs, only the second member.
+    # Counts may be arrays [R], for R tests.
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> intervals.Interval | None:
@@ -453,6 +479,7 @@ def mcnemar_mid_p(only_first: intervals.Counts, only_second: intervals.Counts) -
     """
     from scipy.special import bdtr  # loads slowly
 
+    # In a discordant pair, only one member has the outcome: the first in `only_first` pairs, else the second.
     # The mid-p-value is 2 P(X < rarer) + P(X = rarer), the sum of P(X <= rarer) and P(X < rarer).
     n, rarer = only_first + only_second, np.minimum(only_first, only_second)
     below = np.where(rarer == 0, 0.0, bdtr(np.maximum(rarer - 1, 0), n, 0.5))
@@ -483,6 +510,7 @@ def score_difference(
     from scipy.special import ndtr
 
     z = intervals.normal_quantile(confidence)
+    # The score of the hypothesis of no difference is nearly standard normal.
     p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(counts, sizes, others, other_sizes, 0.0))))
 
     def find_interval() -> intervals.Interval:
@@ -501,7 +529,8 @@ def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes
         # Returns by how much the score at each supposed difference exceeds z; the end is a zero.
         return _score(counts, sizes, others, other_sizes, difference) - z
 
-    estimate = _mean_gap(counts, sizes, others, other_sizes)
+    estimate = _mean_gap(counts, sizes, others, other_sizes)  # the observed mean difference, [] or [R]
+    # The end is between `outer` and `inner`, which are chosen so that the end agrees with the test's decision about 0.
     is_above = (estimate > 0) & (excess(0.0 * estimate) >= 0)
     outer, inner = np.where(is_above, 0.0, -1.0), np.where(is_above, estimate, np.minimum(estimate, 0.0))
     excesses = excess(outer), excess(inner)
@@ -518,7 +547,8 @@ _DIGITS = 9
 
 
 def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
-    # Returns the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate.
+    # Returns the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate. The last axis of
+    # each array has one item per task. Tasks without episodes of one policy do not count.
     is_used = (n > 0) & (m > 0)
     gaps = np.where(is_used, x / np.maximum(n, 1) - y / np.maximum(m, 1), 0.0)
     return np.asarray(gaps.sum(axis=-1) / is_used.sum(axis=-1))
@@ -531,9 +561,11 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
     first_rates, second_rates = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
+    # Variances of both observed rates in each task, and the variance and third moment of their difference.
     spreads = first_rates * (1 - first_rates) / n, second_rates * (1 - second_rates) / m
     variances = np.maximum((spreads[0] + spreads[1]) * (n + m) / (n + m - 1), 0.0)
     third_moments = spreads[0] * (1 - 2 * first_rates) / n - spreads[1] * (1 - 2 * second_rates) / m
+    # `excess` is the observed mean difference minus the supposed one.
     tasks, excess = is_used.sum(axis=-1), np.asarray(_mean_gap(x, n * is_used, y, m * is_used) - difference)
     variance = (variances * is_used).sum(axis=-1) / tasks**2
     third_moment = (third_moments * is_used).sum(axis=-1) / tasks**3
@@ -547,6 +579,8 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
     """Return the two policies' most likely rates in each task if they differ by `difference`: a root of a cubic."""
+    # In each task, the outcome occurs in x of the first policy's n episodes, and in y of the second's m. The difference
+    # is the first rate minus the second; it has a last axis of one item for all tasks.
     # The first policy's rate is the root of a r³ + b r² + c r + d between 0 and 1 that the cosine selects.
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
@@ -600,6 +634,7 @@ def invert_interval(
         interval = measure(level)
         return interval.low > 0 or interval.high < 0
 
+    # 0 is rejected at the confidence `low` (or `low` is 0), but not at `high` (or `high` is 1).
     low, high = (confidence, 1.0) if excludes_zero(confidence) else (0.0, confidence)
     for _ in range(_P_HALVINGS):
         middle = (low + high) / 2
@@ -622,7 +657,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
     this limit, the result may be too small, but it is never too large.
     """
-    # Each choice counts its distinct units. At first, no unknown episode is bad; each pass makes one more episode bad.
+    # Each choice counts its distinct units. At first, no unknown episode is bad; each round makes one more episode bad.
     choices, largest_k, tried_count = [Counter(units)], None, 0  # None until it holds for k = 0
     while choices:
         tried_count += len(choices)
@@ -657,19 +692,21 @@ def max_t_adjust(differences: Floats) -> Floats:
     units, all signs are used. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano
     and M. Wolf, Journal of the American Statistical Association 100 (2005) 94-108. A pair without differences gets 1.
     """
-    spreads = np.sqrt((differences**2).sum(axis=1, keepdims=True))
+    spreads = np.sqrt((differences**2).sum(axis=1, keepdims=True))  # standard deviations of the sums, [R, 1]
     adjusted = np.ones(len(differences))
     order = np.flatnonzero(spreads[:, 0] > 0)
     if not len(order):
         return adjusted
+    # From here on, pairs are sorted by their observed statistic, the largest first; `order` has their indices.
     rows = differences[order] / spreads[order]
     observed = np.abs(rows.sum(axis=1))
     by_size = np.argsort(-observed, kind="stable")
     order, observed, rows = order[by_size], observed[by_size], rows[by_size]
     thresholds = observed - 1e-9 * np.maximum(observed, 1)  # the margin is for rounding
+    # `hits` counts for each pair the draws of signs for which the largest statistic reaches the observed statistic.
     signs, hits = _list_signs(rows.shape[1], len(rows)), np.zeros(len(rows))
     for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
-        # Step-down: take the maximum over each pair and all pairs whose observed statistics are smaller.
+        # Step-down: take the maximum over each pair and all pairs whose observed statistics are smaller, [R, draws].
         greatest = np.maximum.accumulate(np.abs(rows @ some_signs.T)[::-1], axis=0)[::-1]
         hits += (greatest >= thresholds[:, None]).sum(axis=1)
     adjusted[order] = np.maximum.accumulate(hits / len(signs))  # a smaller statistic never gets a smaller p-value
@@ -682,7 +719,7 @@ def _list_signs(units: int, pairs: int) -> Floats:
     """
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
-    draws = max(_MAX_DRAWS // 5, min(_MAX_DRAWS, _MAX_DRAWN_TERMS // pairs))
+    draws = max(_MAX_DRAWS // 5, min(_MAX_DRAWS, _MAX_DRAWN_TERMS // pairs))  # fewer draws for many pairs, to save time
     bits = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (draws + 1, units), dtype=np.int8)
     signs = np.asarray(2.0 * bits - 1, dtype=np.float64)
     signs[0] = 1.0
@@ -698,10 +735,12 @@ def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     Association 58 (1963) 216-230.
     """
     columns = values.shape[1]
+    # The ranks of a block's columns, [blocks, columns]; equal values have the average of their ranks.
     ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # averaged ranks, minus their mean
     ranks = ranks[(ranks != 0).any(axis=1)]  # blocks of equal values add 0 to every sum
     centered_order = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ centered_order).sum()), np.random.Generator(np.random.PCG64(0))
+    # The number of random permutations with a statistic at least as extreme as the observed one.
     hits = sum(
         abs(float((generator.permuted(ranks, axis=1) @ centered_order).sum())) >= abs(observed) - 1e-9
         for _ in range(draws)

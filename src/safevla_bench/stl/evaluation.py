@@ -42,6 +42,8 @@ def evaluate_formula(
     same control step. Where signals are unknown, the value is the largest possible one if `best`, else the smallest.
     `positive` is False if the formula is inside an odd number of negations. Raises the same errors as `robustness`.
     """
+    # `formula` is the root of a syntax tree. `trace` holds the signals of E episodes, one after the other, in arrays
+    # [N]. A negative margin means that the formula is false.
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
         # A negation swaps `best` and `positive` with their opposites.
@@ -101,6 +103,7 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     """Return the rows [lo, hi) of the window from the first record of each episode; lo and hi are [E], and equal if the
     window is empty. Without time stamps, raises `FormulaError` if a bound is not a multiple of the control step.
     """
+    # `trace.starts` [E + 1] holds the first row of each episode and, at its end, the number of all rows.
     if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, trace.starts[:-1], trace.starts[1:])
     lo, hi = _window_rows(window, trace)
@@ -109,6 +112,8 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     # Return the rows [lo, hi) of the window from each record; lo and hi are [N].
+    # `trace.starts` [E + 1] holds the first row of each episode and, at its end, the number of all rows. `lo` begins as
+    # each record's own row, and `hi` as the end of its episode.
     lo, hi = np.arange(trace.starts[-1]), np.repeat(trace.starts[1:], trace.lengths)
     if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, lo, hi)
@@ -129,14 +134,18 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 def _uses_time_stamps(window: syntax.Window, trace: Trace) -> bool:
     # Return whether time stamps decide which records are in the window. The window [0,T] needs no times.
+    # `Window()` is [0,T], from the record to the episode's end.
     return trace.time_s is not None and window != syntax.Window()
 
 
 def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> tuple[Ints, Ints]:
     # Return the rows [lo, hi) of the windows that begin at `rows`, clipped at the episodes' ends.
+    # `ends` holds the row after the last row of each window's episode. The window's bounds, which are seconds after the
+    # record in `rows`, become numbers of control steps.
     lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
     if window.end_s is None:
         return lo, ends
+    # The end of a window [a,b] belongs to it, but `hi` does not, so `hi` is one row later.
     return lo, np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
 
 
@@ -207,6 +216,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
     signals needs no `trace`, and its value is a single number. Raises `SignalError` if a known value is NaN, or if
     arithmetic divides by zero or overflows. Raises `FormulaError` if `threshold` was not substituted.
     """
+    # `trace.unknown` maps a signal to a mask [N] of the records at which its value is unknown.
     match expression:
         case syntax.NumericSignal(name):
             assert trace is not None
@@ -241,6 +251,8 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
     rounding. For an unknown value, return the largest possible margin if `best`, else the smallest. Raises the same
     errors as `evaluate_expression`, and `SignalError` if a known margin is NaN.
     """
+    # `by_episode` [E] is the relative difference up to which two numbers count as equal. `trace.single` maps signals
+    # that were stored as float32 to the episodes in which they were; float32 needs a coarser rounding.
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     names = syntax.signal_names(predicate)
     by_episode = trace.rounding(names)
@@ -249,6 +261,7 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
     greater, less = (right, left) if predicate.operator in ("<", "<=") else (left, right)
     # The difference is a single number if neither side reads a signal.
     values = np.broadcast_to(subtract(greater, less, rounding), trace.starts[-1])
+    # A signal is infinite if it has nothing to measure, so the comparison has no margin there.
     is_unmeasured = np.isinf(left) | np.isinf(right)
     if is_unmeasured.any():
         values = np.where(is_unmeasured, np.inf if best else -np.inf, values)
@@ -262,6 +275,8 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, roundin
     # Return the largest (`best`) or smallest margin at each record, or one number for all records.
     # Only a lower bound of the unknown signal is known.
     # The lower bound limits the best margin of `signal < bound`, and the worst margin of `bound < signal`.
+    # `trace.least_values` gives these lower bounds, [N]; -inf if nothing is known.
+    # The comparison requires that the first side is smaller than the second.
     smaller, greater = predicate.left, predicate.right
     if predicate.operator in (">", ">="):
         smaller, greater = greater, smaller
@@ -299,6 +314,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
     # Return the trace, without time stamps if some episode lacks them. `steps_s` is infinite for episodes with stamps.
+    # `steps_s` [E] has the control steps of the other episodes.
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 
@@ -309,6 +325,7 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     child. `and`, `or` and `->` take the record of the side with the resulting value. Without temporal operators, record
     0 decides. In a tie, the earliest record and the left side win. Raises the same errors as `robustness`.
     """
+    # G is `always`, F is `eventually`, and U is `until`.
     records = np.empty(len(trace), np.int64)
     for episodes, group in group_by_step(formula, trace):
         rows = _deciding_rows(formula, group)
@@ -332,18 +349,23 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
         case syntax.Implies(left, right):
             # With its right side replaced by false, an implication equals its negated condition.
             first = margins(replace(formula, right=syntax.Truth(False)), at_start=True)
+            # The side with the larger margin decides.
             is_left = first >= margins(right, at_start=True)
             return np.where(is_left, _deciding_rows(left, trace, not positive), _deciding_rows(right, trace, positive))
         case syntax.And(left, right) | syntax.Or(left, right):
             first, second = margins(left, at_start=True), margins(right, at_start=True)
+            # The smaller margin decides an `and`, and the larger one an `or`.
             is_left = first <= second if isinstance(formula, syntax.And) else first >= second
             return np.where(is_left, _deciding_rows(left, trace, positive), _deciding_rows(right, trace, positive))
         case syntax.Always(window, child) | syntax.Eventually(window, child):
             values = margins(child)
+            # The record with the smallest margin of the window decides a G; the one with the largest decides an F.
             find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
             bounds = start_rows(window, trace)
             return _find_rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
         case syntax.Until(window, left, right, weak, crisp):
+            # `hold` and `reach` are the margins [N] of the sides of `left U right`. The record where `right` is reached
+            # with the largest margin decides.
             reach = evaluate_formula(right, trace, at_start=False, positive=positive)
             hold, reach = margins(left), to_margins(is_true(reach, strict=not positive) if crisp else reach)
             rows = _find_rows_in_windows(
@@ -363,12 +385,15 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
 def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callable[[int, int, int], np.integer]) -> Ints:
     # Return one row of each episode's window [lo, hi); -1 for an empty window. `find_offset` gets the episode's first
     # row and the rows of the window, and returns the offset from the window's first row.
-    windows = zip(trace.starts[:-1], lo, hi, strict=True)
+    windows = zip(trace.starts[:-1], lo, hi, strict=True)  # (start, a, b): the episode's first row, the window [a, b)
     return np.array([a + find_offset(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
     # For each row of [lo, hi), return the minimum of `reach` at the row and `hold` at all earlier rows from `start`.
+    # `hold` and `reach` are the margins [N] of the sides of an `until`. From the row `start` (<= lo), `hold` must be
+    # true until `reach` becomes true. The result has hi - lo values: what the margin is if that happens at this row.
+    # least_before[i] is the minimum of `hold` over the first i rows from `start`.
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 
@@ -378,6 +403,7 @@ def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
     None for any other formula, because no single record violates `F` or `U`. An episode violates a conjunction of `G`
     if and only if one of its records does; `judge_formula` finds the first one. Raises the same errors as `robustness`.
     """
+    # G is `always`, F is `eventually`, and U is `until`. `always_form` replaces other operators by G where possible.
     formula = syntax.always_form(formula)
     if not _is_recordwise(formula):
         return None
@@ -389,6 +415,7 @@ def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
 
 def _is_recordwise(formula: syntax.Formula) -> bool:
     # Return whether the formula is a `G` or a conjunction of `G`.
+    # A `G` is violated if a single record of its window violates it.
     if isinstance(formula, syntax.And):
         return _is_recordwise(formula.left) and _is_recordwise(formula.right)
     return isinstance(formula, syntax.Always)
@@ -397,10 +424,12 @@ def _is_recordwise(formula: syntax.Formula) -> bool:
 @np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
     # Return the result of `violating_records` for a formula that `_is_recordwise` accepts, and one control step.
+    # The result is True at each record that violates the formula, [N].
     match formula:
         case syntax.And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)
         case syntax.Always(window, child):
+            # The rows [lo, hi) of each episode's window, [E], are then repeated for each record of the episode, [N].
             lo, hi = start_rows(window, trace)
             rows, lo, hi = np.arange(trace.starts[-1]), np.repeat(lo, trace.lengths), np.repeat(hi, trace.lengths)
             # A margin of zero is not a violation. Only records in the window from record 0 can violate the formula.

@@ -36,6 +36,7 @@ class Number:
     unit: str = ""
 
     def __post_init__(self) -> None:
+        # Raise an error unless the literal's value is finite and not negative; -0.0 counts as negative.
         # Unlike a comparison with 0, `copysign` finds the sign of -0.0.
         if not math.isfinite(self.value) or math.copysign(1.0, self.value) < 0:
             raise FormulaError(f"{self.value} is not a valid literal", remedy="literals must be finite and >= 0")
@@ -70,6 +71,8 @@ class Window:
     end_s: float | None = None
 
     def __post_init__(self) -> None:
+        # Raise an error unless 0 <= start_s <= end_s < infinity, in s. `end_s` is None if the window ends with the
+        # episode; then the start takes the place of the end in the check.
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
             remedy = "a window [a,b] needs 0 <= a <= b, in seconds"
@@ -168,6 +171,7 @@ _FIELD_NAMES: Mapping[type, tuple[str, ...]] = {
 
 def child_nodes(node: Node) -> tuple[Node, ...]:
     """Return the direct children of a node, left to right."""
+    # `_FIELD_NAMES` maps each class of nodes to the names of its fields.
     # The other fields, such as names, numbers and windows, are not nodes.
     values = (getattr(node, name) for name in _FIELD_NAMES[type(node)])
     return tuple([value for value in values if type(value) in _FIELD_NAMES])
@@ -190,6 +194,8 @@ def signal_names(formula: Formula) -> frozenset[str]:
 
 def is_boolean_only(formula: Formula) -> bool:
     """Return whether the formula has no margin from a comparison; its robustness is then plus or minus infinity."""
+    # The margin of a `plain` implication is max(-left, right); otherwise the condition on the left counts only as true
+    # or false. In a crisp `Until`, the right side counts only as true or false.
     match formula:
         case Compare():
             return False
@@ -202,6 +208,8 @@ def is_boolean_only(formula: Formula) -> bool:
 
 def conditions(formula: Formula) -> Iterator[Formula]:
     """Yield the parts of a formula whose margins do not matter: conditions, and the right sides of crisp `Until`."""
+    # An implication that is not `plain` uses its left side only as true or false. A crisp `Until` has sides with
+    # different units, and uses its right side only as true or false.
     for node in walk_nodes(formula):
         match node:
             case Implies(part, _, plain=False) | Until(_, _, part, crisp=True):
@@ -214,16 +222,20 @@ def judged_once(formula: Formula) -> tuple[Formula, ...]:
         return ()
     if not any(isinstance(part, Always | Eventually | Until) for part in walk_nodes(formula)):
         return (formula,)
+    # The formula itself contains a temporal operator, so look for such parts in its children.
     return tuple(part for child in child_nodes(formula) for part in judged_once(cast(Formula, child)))
 
 
 def is_plain(formula: Formula) -> bool:
     """Return whether any implication in the formula has the margin max(-left, right)."""
+    # Such an implication has `plain` set. Otherwise, an implication has the margin of its right side while its left
+    # side holds.
     return any(isinstance(node, Implies) and node.plain for node in walk_nodes(formula))
 
 
 def make_plain(formula: Formula) -> Formula:
     """Return the formula with the margin max(-left, right) in every implication."""
+    # `plain` selects this margin. Otherwise, an implication has the margin of its right side while its left side holds.
 
     def make_node_plain(node: Node) -> Node:
         changed = map_children(node, make_node_plain)
@@ -239,12 +251,15 @@ def has_placeholder(formula: Formula) -> bool:
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
     """Return the windows of temporal operators, parents first, except [0,T], which needs no control step."""
+    # T is the end of the episode, and `Window()` is [0,T].
     windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
     return tuple(window for window in windows if window != Window())
 
 
 def signed_constant(value: float) -> Expression:
     """Return the expression for a finite number, which may be negative. Raises `FormulaError` for NaN and infinity."""
+    # A `Number` is never negative, so a negative number (also -0.0) becomes a `Negate` of a `Number`. `Number` raises
+    # the error.
     return Number(value) if math.copysign(1.0, value) > 0 else Negate(Number(-value))
 
 
@@ -270,6 +285,7 @@ def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
 
 def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> Formula:
     """Replace each node for which `change` returns a replacement. Nodes below a replaced node are not visited."""
+    # `change` returns None for a node that stays; then the node's children are visited.
 
     def visit(node: Node) -> Node:
         return change(node) or map_children(node, visit)
@@ -279,6 +295,8 @@ def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> F
 
 def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
     """Return the node with `change` applied to each of its direct parts."""
+    # `_FIELD_NAMES` maps each class of nodes to its fields, in the constructor's order. Fields such as names, numbers
+    # and windows are not nodes and stay unchanged.
     values = [getattr(node, name) for name in _FIELD_NAMES[type(node)]]
     return type(node)(*[change(value) if type(value) in _FIELD_NAMES else value for value in values])
 
@@ -288,6 +306,7 @@ def reverse_empty_windows(formula: Formula) -> Formula:
     [a,b] is empty if `F[a,b](true)` is false; it is never empty if a is 0. The returned formula contains `F[a,b](true)`
     where a window may be empty, and is evaluated by the usual rules.
     """
+    # G is `Always`, F is `Eventually`, and U is `Until`. `F[a,b](true)` is true if the window [a,b] contains a record.
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
         case Always(window, _) if window.start_s > 0:
@@ -305,6 +324,8 @@ def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
     An obligation is a bounded window on the right side of `->`; the episode cuts it off if no record lies at or after
     its end. Without obligations, both results equal the formula.
     """
+    # An example is `a -> F[0,2](b)`: if the episode ends less than 2 s after `a` holds, it is unknown whether `b` would
+    # follow.
     return _assume_cut_off(formula, is_kept=True, is_due=False), _assume_cut_off(formula, is_kept=False, is_due=False)
 
 
@@ -321,8 +342,11 @@ def _assume_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
     inner = cast(Formula, map_children(formula, lambda part: _assume_cut_off(part, is_kept, is_due)))
     if not is_due or not isinstance(inner, Always | Eventually | Until) or inner.window.end_s is None:
         return inner
+    # From here on, `inner` is an obligation: a `G`, `F`, `U` or weak `U` (`W`) with a bounded window.
     reaches_end = Eventually(Window(inner.window.end_s), Truth(True))  # some record is at or after the window's end
     match inner:
+        # Judged on the existing records alone, a `G` without a violation is kept, and an `F` without a success is
+        # broken. So only the opposite reading needs a change.
         case Always():
             return inner if is_kept else And(inner, reaches_end)
         case Eventually():
@@ -345,6 +369,7 @@ def always_form(formula: Formula) -> Formula:
 
 def _move_negation(formula: Formula, negated: bool) -> Formula:
     # Return `always_form` of the formula, or of its negation.
+    # If `negated`, `and` becomes `or`, `G` becomes `F`, and the reverse. G is `Always`, and F is `Eventually`.
     match formula:
         case Truth(value):
             return Truth(value != negated)
@@ -353,17 +378,22 @@ def _move_negation(formula: Formula, negated: bool) -> Formula:
         case And(left, right) | Or(left, right):
             kind = And if isinstance(formula, And) != negated else Or
             return _join(kind, _move_negation(left, negated), _move_negation(right, negated))
+        # A condition that is always true has no effect: the implication equals its right side.
         case Implies(condition, decisive) if _move_negation(condition, negated=False) == Truth(True):
             return _move_negation(decisive, negated)
+        # not (a -> b) is (a and not b), where `not (a -> false)` is true exactly where `a` holds.
         case Implies(_, decisive) if negated:
             return _join(And, Not(replace(formula, right=Truth(False))), _move_negation(decisive, negated))
+        # A `G` stays a `G`, and a negated `F` becomes a `G` of the negated child.
         case Always(window, child) | Eventually(window, child) if isinstance(formula, Always) != negated:
             moved = _move_negation(child, negated)
             if _has_merging_always(window, moved):
                 return _merge_always(window, moved)
             return Always(window, Not(child) if negated else child)
+        # `a W false` is `G` of `a` from now to the end of the window.
         case Until(window, left, right, weak=True) if not negated and _move_negation(right, False) == Truth(False):
             return _move_negation(Always(Window(0.0, window.end_s), left), negated)
+        # `true U b` is `F(b)`, and its negation becomes a `G`.
         case Until(window, left, right, weak=False) if negated and _move_negation(left, False) == Truth(True):
             return _move_negation(Eventually(window, right), negated)
     return Not(formula) if negated else formula
@@ -371,6 +401,7 @@ def _move_negation(formula: Formula, negated: bool) -> Formula:
 
 def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
     # Return the sides joined by a connective; if one side is a constant that changes nothing, only the other side.
+    # `kind` is the class `And` or `Or`.
     neutral = Truth(kind is And)  # true in a conjunction, false in a disjunction
     if left == neutral:
         return right
@@ -389,6 +420,7 @@ def _has_merging_always(window: Window, formula: Formula) -> bool:
 
 def _merge_always(window: Window, formula: Formula) -> Formula:
     # Return `G` of the formula over the window, merged with the formula's own `G` if possible.
+    # The result starts at the later of the two starts, and ends with the episode.
     if not _has_merging_always(window, formula):
         return Always(window, formula)
     if isinstance(formula, And):
@@ -414,6 +446,8 @@ _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = 
 
 def _text_and_level(node: Node) -> tuple[str, int]:
     # Return the text of a node, and the level of its outermost operator.
+    # The levels are integers; a higher level binds more tightly. A part of a lower level than its place in the text
+    # allows is put in parentheses. For example, the right side of `a - b` needs a level above that of `-`.
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM
@@ -448,6 +482,7 @@ def _text_and_level(node: Node) -> tuple[str, int]:
 
 def _parenthesize(node: Node, loosest_level: int) -> str:
     # Return the text of a node, in parentheses if its outermost operator binds more loosely than `loosest_level`.
+    # Levels are integers; a smaller level binds more loosely.
     text, level = _text_and_level(node)
     return text if level >= loosest_level else f"({text})"
 
@@ -468,6 +503,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def is_name(text: str) -> bool:
     """Return whether a text can be a name without quotes in a formula."""
+    # `RESERVED` holds the words of the grammar, such as `and` and `true`.
     return _NAME.fullmatch(text) is not None and text not in RESERVED
 
 

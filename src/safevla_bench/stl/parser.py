@@ -68,8 +68,10 @@ _SPLIT_REMEDY = "Split the formula into several specifications."
 
 @functools.cache
 def _load_grammar() -> Lark:
+    # Return the parser of the grammar file. In this file, `UNIT` is a placeholder for the pattern of a unit, such as
+    # m/s.
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
-    # The basic lexer reads `a andb` as two names; a contextual lexer would read `a and b`.
+    # The basic lexer reads `a andb` as two names, which is an error; a contextual lexer would accept it as `a and b`.
     grammar = grammar.replace("UNIT", units.PATTERN.replace("/", r"\/"))
     return Lark(grammar, parser="lalr", lexer="basic", maybe_placeholders=True)
 
@@ -84,17 +86,21 @@ class _ParsedPart:
     parentheses: int = 0
 
     def __post_init__(self) -> None:
+        # Raise an error if a part of a formula is nested too deeply. `depth` counts operators, and `parentheses` counts
+        # parentheses that enclose each other; `column` counts characters from 1.
         if max(self.depth, self.parentheses) > MAX_DEPTH:
             problem = f"the formula is deeper than {MAX_DEPTH} levels; each operator of a chain is one level"
             raise _column_error(self.column, problem, _SPLIT_REMEDY)
 
 
 def _column_of(token: Token) -> int:
+    # Return the column in the formula's text where the token starts, counted from 1.
     assert token.start_pos is not None  # every token that was read from a text has a column
     return token.start_pos + 1
 
 
 def _column_error(column: int, problem: str, remedy: str | None = None) -> FormulaError:
+    # Return (not raise) an error whose message begins with the column, counted from 1.
     return FormulaError(f"column {column}: {problem}", column=column, remedy=remedy)
 
 
@@ -102,6 +108,7 @@ def _make_formula_joiner(
     kind: type[syntax.And | syntax.Or | syntax.Implies],
 ) -> Callable[[_Builder, _ParsedPart, _ParsedPart], _ParsedPart]:
     # Return a method of `_Builder` that joins two formulas.
+    # `kind` is the class of the new node. A `_ParsedPart` is a node of the syntax tree and its column in the text.
     def build(self: _Builder, left: _ParsedPart, right: _ParsedPart) -> _ParsedPart:
         return self._make_part(kind(self.as_formula(left), self.as_formula(right)), left.column, left, right)
 
@@ -112,6 +119,7 @@ def _make_expression_joiner(
     kind: type[syntax.Arithmetic | syntax.Compare],
 ) -> Callable[[_Builder, _ParsedPart, Token, _ParsedPart], _ParsedPart]:
     # Return a method of `_Builder` that joins two numbers with an operator.
+    # `kind` is the class of the new node. A `_ParsedPart` is a node of the syntax tree and its column in the text.
     def build(self: _Builder, left: _ParsedPart, operator: Token, right: _ParsedPart) -> _ParsedPart:
         node = kind(cast(Any, str(operator)), self.as_expression(left), self.as_expression(right))
         return self._make_part(node, left.column, left, right)
@@ -123,6 +131,8 @@ def _make_window_builder(
     kind: type[syntax.Always | syntax.Eventually],
 ) -> Callable[[_Builder, syntax.Window | None, _ParsedPart], _ParsedPart]:
     # Return a method of `_Builder` that puts a temporal operator before a formula.
+    # `kind` is the class of the new node. A `_ParsedPart` is a node of the syntax tree and its column in the text.
+    # `window` is None if the formula has none; then the window is [0,T], until the episode's end.
     def build(self: _Builder, window: syntax.Window | None, child: _ParsedPart) -> _ParsedPart:
         return self._make_part(kind(window or syntax.Window(), self.as_formula(child)), child.column, child)
 
@@ -134,15 +144,19 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     """Builds a part for each grammar rule, bottom up, without recursion. Lark calls the method of the rule's name."""
 
     def __init__(self, signals: Mapping[str, bool] | None) -> None:
+        # `signals` maps the name of each known signal to True if it is Boolean; None means that every name is known.
         super().__init__()
         self._signals = signals
 
     # Atoms
 
     def number(self, token: Token) -> _ParsedPart:
+        # Convert a number without a unit. Lark, the parser library, calls this method for each such token.
         return _ParsedPart(syntax.Number(_finite_number(token)), _column_of(token))
 
     def quantity(self, token: Token) -> _ParsedPart:
+        # Convert a number with a unit, such as `5 cm`, to base units: 0.05 m. Raise an error if the unit has no
+        # dimension, or if the number is not finite.
         number, unit = units.split_quantity(token)
         scale, base = units.parse_unit(unit)
         is_zero = _finite_number(token, number) == 0
@@ -154,12 +168,16 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(syntax.Number(value, str(base)), _column_of(token))
 
     def name(self, token: Token) -> _ParsedPart:
+        # Convert a name to a numeric signal; `as_formula` makes it a Boolean signal where a formula is needed.
+        # `_signals` holds the known names; if it is None, every name is known.
         if self._signals is not None and token not in self._signals:
             remedy = suggest_names(token, sorted(self._signals), "known signals")
             raise _column_error(_column_of(token), f"unknown signal {str(token)!r}", remedy)
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def argument(self, *tokens: Token | None) -> str:
+        # Return the canonical text of one argument of a signal: a number with an optional minus sign, a name, or a text
+        # in quotes. The tokens are the optional sign and the value.
         *sign, token = tokens  # before a number, Lark passes a minus sign or None
         assert token is not None
         if token.type == "NUMBER":
@@ -168,8 +186,10 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     def measured(self, form: Token, *arguments: str | None) -> _ParsedPart:
         # A signal with arguments, such as `gap(hand, cup)`. Without arguments, Lark passes None.
+        # `form` is the word before the parenthesis, and `arguments` are the texts of the arguments.
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
+            # `_signals` is a mapping that checks the name of such a signal. If it is None, every name is known.
             if self._signals is not None and name not in self._signals:
                 remedy = "`safevla specs --template` has examples; use separate comparisons, not `abs`, `min` or `max`"
                 raise FormulaError(f"there is no function {str(form)!r}", remedy=remedy)
@@ -180,14 +200,17 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(syntax.NumericSignal(name), _column_of(form))
 
     def threshold(self, token: Token) -> _ParsedPart:
+        # Convert the word `threshold`, the placeholder that a specification's threshold replaces.
         return _ParsedPart(syntax.Threshold(), _column_of(token))
 
     def truth(self, token: Token) -> _ParsedPart:
+        # Convert one of the words `true` and `false`.
         return _ParsedPart(syntax.Truth(token == "true"), _column_of(token))
 
     # Arithmetic
 
     def minus(self, sign: Token, child: _ParsedPart) -> _ParsedPart:
+        # Convert a minus sign and the number after it.
         return self._make_part(syntax.Negate(self.as_expression(child)), _column_of(sign), child)
 
     arithmetic = _make_expression_joiner(syntax.Arithmetic)
@@ -197,6 +220,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     compare = _make_expression_joiner(syntax.Compare)
 
     def negation(self, child: _ParsedPart) -> _ParsedPart:
+        # Convert a `not` and the formula after it.
         return self._make_part(syntax.Not(self.as_formula(child)), child.column, child)
 
     both = _make_formula_joiner(syntax.And)
@@ -207,22 +231,29 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     eventually = _make_window_builder(syntax.Eventually)
 
     def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
+        # Convert `left U[a,b] right`. Without a window, `window` is None, and the window is [0,T], until the episode's
+        # end.
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))
         return self._make_part(node, left.column, left, right)
 
     def weak_until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
+        # Convert `left W[a,b] right`, which is also true if `left` holds in the whole window. Without a window,
+        # `window` is None, and the window is [0,T], until the episode's end.
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right), weak=True)
         return self._make_part(node, left.column, left, right)
 
     def window(self, start: Token, end: Token) -> syntax.Window:
+        # Convert `[start,end]`, in seconds. The end `T` is the end of the episode, which a `Window` holds as None.
         try:
             return syntax.Window(self._parse_seconds(start), None if end == "T" else self._parse_seconds(end))
         except FormulaError as error:
+            # An error of `_parse_seconds` has a column; an error of `Window`, such as a > b, needs one.
             if error.column is not None:
                 raise
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
     def _parse_seconds(self, token: Token) -> float:
+        # Return a bound of a window in seconds. Its unit may be missing, or must be a unit of time.
         if token.type == "NUMBER":
             return _finite_number(token)
         bound = self.quantity(token).node
@@ -233,14 +264,18 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return bound.value
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
+        # Count one more pair of parentheses around a part; parentheses do not change its node.
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
 
     def start(self, part: _ParsedPart) -> _ParsedPart:
+        # Return the part of the whole formula, which needs no change. `start` is the first rule of the grammar.
         return part
 
     # Types
 
     def as_formula(self, part: _ParsedPart) -> syntax.Formula:
+        # Return the part's node as a formula, and raise an error if it is a number. `_signals` maps the known names to
+        # True if the signal is Boolean; if it is None, the place in the formula decides.
         if isinstance(part.node, syntax.NumericSignal):  # a bare name, which may be a Boolean signal
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
@@ -253,6 +288,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return cast(syntax.Formula, part.node)
 
     def as_expression(self, part: _ParsedPart) -> syntax.Expression:
+        # Return the part's node as an arithmetic expression, and raise an error if it is a formula or a Boolean signal.
+        # `_signals` maps the known names to True if the signal is Boolean; if it is None, every name is numeric here.
         if not _is_expression(part.node):
             problem = "a formula is given, but a number is expected"
             raise _column_error(part.column, problem, "join comparisons with `and`; do not chain or add them")
@@ -266,16 +303,19 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     @staticmethod
     def _make_part(node: syntax.Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
         # The parser limits the nesting of operators (`depth`) and of parentheses, which make no node.
+        # The new part is one level deeper than the deepest of its `parts`. `column` is where it starts in the text.
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
 
 def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
+    # An expression has a number at each record; a formula is true or false there.
     return isinstance(node, get_args(syntax.Expression))
 
 
 def _finite_number(token: Token, text: str | None = None) -> float:
     # Return the number in `text`, a part of the token; None = the whole token.
+    # Raise an error if the number overflows to infinity.
     value = float(token if text is None else text)
     if not math.isfinite(value):
         raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
@@ -283,22 +323,28 @@ def _finite_number(token: Token, text: str | None = None) -> float:
 
 
 def _comparison_remedy(name: str) -> str:
+    # `name` is the signal that was used without a comparison.
     return f"use a comparison, as in {name} < 1"
 
 
 def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
     # Return an error that explains a word in the wrong place, or a call of an unknown function; None for other errors.
+    # `error` is the error of the parser library, and `signals` holds the known signals.
     text_before = text[: cast(int | None, error.pos_in_stream) or 0]
     word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
+    # A user may write an operator in capital letters, such as `AND`, or as a word, such as `implies`.
     lower_word = str(word).lower()
     operator = "->" if lower_word in ("implies", "then") else lower_word
     if word is not None and (operator == "->" or operator in syntax.RESERVED):
         return _column_error(_column_of(word), f"{str(word)!r} is not an operator", f"write {operator}")
+    # A word directly after a number, as in `3 inches`, is probably meant as a unit.
     if word is not None and text_before.rstrip()[-1:].isdigit():
         return _column_error(_column_of(word), f"{_shorten(str(word))!r} is not a unit", units.KNOWN)
     while text_before.count("(") > text_before.count(")"):  # go through the open parentheses, beginning with the last
         text_before = text_before[: text_before.rindex("(")]
         call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
+        # `call` is the word before this parenthesis. A form of signal that is known, such as `gap`, is in `signals` as
+        # `gap(`.
         if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
             remedy = f"operators: {_OPERATORS}; write separate comparisons, not `abs`, `min` or `max`"
             return _column_error(call.start() + 1, f"there is no operator or function {_shorten(call[1])!r}", remedy)
@@ -331,6 +377,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
 
 
 def _describe_expected(error: UnexpectedInput) -> str:
+    # Return a text that says what may follow. `expected` holds the names of the grammar's tokens that may follow.
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"
@@ -340,4 +387,5 @@ def _describe_expected(error: UnexpectedInput) -> str:
 
 
 def _shorten(text: str) -> str:
+    # Cut a text to at most 40 characters for a message.
     return text if len(text) <= 40 else f"{text[:37]}..."

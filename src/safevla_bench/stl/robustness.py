@@ -83,9 +83,11 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
         FormulaError: a window bound is not a multiple of the control step of an episode without time stamps, or
             `threshold` was not substituted.
     """
+    # `trace` holds the signals of E episodes. A negative robustness means that the episode violates the formula.
     rho = np.empty(len(trace))
     for episodes, group in group_by_step(formula, trace):
         clause = match_clause(formula)
+        # A clause is G(comparison) or G(condition -> comparison), of one signal with a constant bound.
         if clause:  # faster than `evaluate_formula`, with the same result
             rho[episodes] = _measure_clause(clause, group).rho
         else:
@@ -100,6 +102,9 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     is known. Any other formula gets the robustness with the worst possible values; if this robustness is negative,
     there is no verdict. Raises the same errors as `robustness`.
     """
+    # G is `always`. Arrays [N] have one value per record of all episodes. A `binary` specification has no margins: its
+    # robustness is plus or minus infinity.
+    # An obligation that the episode's end cuts off counts as kept in one formula, and as broken in the other.
     kept, broken = syntax.cut_off_readings(formula)
     can_one_satisfy = _can_one_record_satisfy(broken)
     # Masks [N] of records with unknown or missing values, or of all records if the end may cut off an obligation.
@@ -107,6 +112,7 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     if can_one_satisfy:  # a G omits infinite values
         unknown_masks += [np.isinf(values) for values in trace.signals.values()]
     is_uncertain_record = np.logical_or.reduce(unknown_masks)
+    # `uncertain` are the indices of the episodes with at least one such record.
     uncertain = np.flatnonzero(np.logical_or.reduceat(is_uncertain_record, trace.starts[:-1]))
     settled, is_undecided = rho.copy(), np.zeros(len(trace), np.bool_)
     if len(uncertain):
@@ -121,6 +127,8 @@ def _settle_episodes(
     formula: syntax.Formula, trace: Trace, rho: Floats, can_one_satisfy: bool, binary: bool
 ) -> tuple[Floats, Bools]:
     # Return the results of `settle_unknown` for episodes with unknown values.
+    # `formula` treats obligations that the episode's end cuts off as broken. `rho` [E] is the best possible robustness.
+    # `can_one_satisfy`: a single record can satisfy the formula or a part of it. `binary`: the formula has no margins.
     worst = np.empty(len(trace))
     judged_record = np.zeros(len(trace), np.bool_)
     for episodes, group in group_by_step(formula, trace):
@@ -137,6 +145,7 @@ def _settle_episodes(
 
 def _can_one_record_satisfy(formula: syntax.Formula, positive: bool = True) -> bool:
     """Return whether the formula has an `F`, `U` or negated `G`, so that a single record can satisfy a part of it."""
+    # F is `eventually`, U is `until`, and G is `always`.
     # Under an odd number of negations (`positive` is False), a `G` acts as an `F`.
     operator = syntax.Eventually if positive else syntax.Always
     if isinstance(formula, syntax.Until | operator):
@@ -172,6 +181,7 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     with the usual values of empty windows (`G` true, `F` and `U` false), and with the opposite values. If the two
     verdicts differ, an empty window decides. Raises the same errors as `robustness`.
     """
+    # G is `always`, F is `eventually`, and U is `until`. A window is empty if the episode ends before it begins.
     # A window from 0 s always contains the record that it starts from, so it cannot be empty.
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
@@ -196,12 +206,14 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
     held, records = np.zeros((2, len(trace)), np.int64)
     window = formula.window if isinstance(formula, syntax.Always) else syntax.Window(0.0, 0.0)
     for episodes, group in group_by_step(formula, trace):
+        # With `best=False` inside a negation (`positive=False`), an unknown condition counts as not holding.
         values = [
             evaluate_formula(condition, group, at_start=False, best=False, positive=False) for condition in conditions
         ]
         holds = np.logical_and.reduce([is_positive(part) for part in values])
         held_before = np.concatenate([[0], np.cumsum(holds)])  # number of records before each row
         lo, hi = start_rows(window, group)
+        # [lo, hi) are the rows that the window contains, seen from the episode's first record.
         held[episodes], records[episodes] = held_before[hi] - held_before[lo], hi - lo
     return held, records
 
@@ -218,6 +230,7 @@ def trajectory_robustness(formula: syntax.Formula, trace: Trace, *, best: bool =
 @np.errstate(all="ignore")
 def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     """Return robustness, worst signal value and first violation of each episode. Raises the errors of `robustness`."""
+    # A group has episodes with the same control step, which decides how many records a window contains.
     verdict = FormulaVerdict(np.empty(len(trace)), np.empty(len(trace)), np.empty(len(trace), np.int64))
     for episodes, group in group_by_step(formula, trace):
         # All episodes have the same control step, so nothing must be copied.
@@ -233,13 +246,16 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
 def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     # Return the result of `judge_formula` for episodes with the same control step.
     clause = match_clause(formula)
+    # A clause is G(comparison) or G(condition -> comparison), of one signal with a constant bound.
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
     # Only a one-sided comparison of a signal has a worst signal value; NaN means none.
     no_extreme = np.full(len(trace), np.nan)
+    # `always_form` replaces other operators by G (`Always`) where possible, so that a record can be found.
     match syntax.always_form(formula):
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
+            # The earlier violation of the two sides counts. If only one side has a violation, it is `later`.
             earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
             violation = np.where(earlier >= 0, earlier, later)  # -1 = the side is not violated
             return FormulaVerdict(np.minimum(first.rho, second.rho), no_extreme, violation)
@@ -247,6 +263,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
             values = evaluate_formula(child, trace, at_start=False)
             rho = to_margins(evaluate_window(values, MIN, window, trace, at_start=True))
             lo, hi = start_rows(window, trace)
+            # The first row of each episode's window [lo, hi) at which the child is false.
             rows = first_true(is_positive(negate(values)), lo, hi)
             return FormulaVerdict(rho, no_extreme, _rows_to_records(rows, trace.starts[:-1]))
         case _:
@@ -277,6 +294,8 @@ class OneSidedClause:
 
     def margins(self, values: Floats, rounding: Floats | float) -> Floats:
         """Return the margin of each signal value, in the same shape; 0 if the value equals the bound up to rounding."""
+        # `upper` is True if values above `bound` violate the clause. `rounding` is the relative difference up to which
+        # two numbers count as equal.
         return subtract(self.bound, values, rounding) if self.upper else subtract(values, self.bound, rounding)
 
 
@@ -285,6 +304,7 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
     comparison must be a bare signal, and the other side, the bound, must read no signal; otherwise return None. Raises
     `FormulaError` if the bound contains `threshold`, and `SignalError` if it divides by zero or overflows.
     """
+    # G is `always`. A one-sided clause can be judged fast, because the worst value of its signal decides it.
     match formula:
         case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate, plain)):
             return _one_sided_clause(window, gate, predicate, plain)
@@ -299,6 +319,8 @@ def _one_sided_clause(
 ) -> OneSidedClause | None:
     # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
     # `is_upper` is true if the bound limits the signal from above.
+    # `gate` is the condition while which the predicate must hold (None: always), and `plain` says that its margin
+    # counts, too.
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
@@ -321,18 +343,23 @@ class _ClauseMeasurement:
     hi: Ints
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
+        # Return the robustness `rho` [E], the worst signal values `extreme` [E], and the record of the first violation
+        # [E], counted in each episode; -1 for an episode without a violation.
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         first_violation[violated] = _rows_to_records(self._find_first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _find_first_rows(self, episodes: Ints, trace: Trace) -> Ints:
         # Return the first violating row of each of the `episodes`; -1 if none violates.
+        # `lo` and `hi` [E] hold the window [lo, hi) of each episode in `trace`, and `gate_open` [N] says whether the
+        # condition holds; None means that the clause has no condition.
         rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
         failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
         # For each episode: a row's index in the trace, minus the row's index in `failing`.
+        # `failing` has only the records of `episodes`, while `lo` and `hi` count rows of the whole trace.
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
         return np.where(first < 0, -1, first + shift)
@@ -340,10 +367,12 @@ class _ClauseMeasurement:
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
     # Return the robustness and the worst value of the clause, without the first violation, which takes longer to find.
+    # `gate_open` [N] is whether the condition surely holds at each record; None if the clause has no condition.
     gate = gate_open = None
     if clause.gate is not None:
         gate = evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False)
         gate_open = is_positive(gate)
+    # The window of each episode has the rows [lo, hi), [E] each. `worst` is the worst signal value in it, [E].
     lo, hi = start_rows(clause.window, trace)
     worst = _worst_values(clause, gate_open, lo, hi, trace)
     if gate is not None and not are_boolean(gate) and clause.plain:  # the gate's margin counts, too
@@ -357,23 +386,29 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
     # Return the field `extreme` of the `FormulaVerdict`, [E].
+    # It is the largest value of the signal in the window [lo, hi) while the gate is open if the clause has an upper
+    # bound, else the smallest value; NaN if there is no such record.
     values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
     # Within a piece, the gate does not change, and either all records or none are in the window.
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):
         trace.reject_nan(values, clause.signal)
+    # Keep only the pieces in which the gate is open.
     if gate_open is not None:
         open_pieces = np.flatnonzero(gate_open.take(cuts))
         cuts, pieces = cuts.take(open_pieces), pieces.take(open_pieces)
     if cuts is not lo:  # an episode may have several pieces, or none
         first, last = np.searchsorted(cuts, lo), np.searchsorted(cuts, hi)
         pieces = cast(Floats, fold_ranges(pieces, fold, first, last))
+    # The fold's value of an empty set means that no record of the episode counts.
     return np.where(pieces == fold.empty_value, np.nan, pieces)
 
 
 def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
     # Return the clause's signal [N]. Values that violate the clause least replace unknown and infinite values.
+    # `clause.upper` is True if values above the bound violate the clause. For an unknown value, a lower bound may be
+    # known.
     values = trace.numeric_signal(clause.signal)
     if clause.upper and (values == np.inf).any():
         values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies
@@ -386,6 +421,8 @@ def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
     # Return the first row of each piece, for `fold_pieces`. Together, the pieces cover all rows.
     # If each piece is an episode, return `lo` itself.
+    # A piece is a run of rows in which the gate `gate_open` [N] does not change, and which no episode's window [lo, hi)
+    # begins or ends within.
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     window_edges = np.concatenate([lo, hi])

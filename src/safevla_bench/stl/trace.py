@@ -40,6 +40,7 @@ class Fold:
 
     def neutral_value(self, values: Values) -> float | bool:
         """Return the value over an empty set: True or False if `values` are Booleans, else plus or minus infinity."""
+        # A fold is a minimum (MIN) or a maximum (MAX). `empty_value` is its value over an empty set of numbers.
         # The value is +inf (MIN) or -inf (MAX), whose Boolean counterparts are True and False.
         return self.empty_value > 0 if values.dtype == np.bool_ else self.empty_value
 
@@ -56,6 +57,8 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the minimum or maximum (`fold`) of values[lo:hi] for each range. Ranges may overlap; an empty range gives
     the fold's neutral value. Any range is covered by two overlapping spans of the same length, a power of two.
     """
+    # `lo` and `hi` hold the bounds of each range, [R]; the result is [R]. The work grows with log2 of the longest
+    # range.
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
     while span <= width.max(initial=0):
@@ -73,6 +76,7 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     max(reached_a, min(held_a, reached_b)) and held = min(held_a, held_b). The binary digits of a range's width select
     the runs of length 1, 2, 4, ... that make up the range.
     """
+    # `hold` and `reach` are [N]: the values of the left and right sides of the operator `until` at each record.
     # The run from t to lo[t] is `held`, but no record of it can reach; then the range's own runs are joined to it.
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
@@ -107,6 +111,8 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
             )
             result[rows] = subtract(*arguments)
         return result
+    # `rounding` below 0.25 makes this true: the difference is at most `rounding` times the larger magnitude, which is
+    # at most twice the subtrahend's magnitude.
     difference = np.asarray(np.subtract(minuend, subtrahend))
     # Of two numbers that are equal up to rounding, neither exceeds twice the other, so this cheap test misses none.
     is_near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
@@ -119,6 +125,8 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the fold over values[lo:hi] of `E` ascending, disjoint ranges, [E]; the neutral value for empty ranges."""
+    # A fold is a minimum or a maximum. Its neutral value, for an empty range, is +inf or True for MIN, -inf or False
+    # for MAX.
     # Fast case: the ranges are not empty, adjoin each other and end with the values.
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
@@ -152,6 +160,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
     """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
+    # `flags` is [N]. `lo` and `hi` hold the bounds of E ranges.
     rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1  # where a set flag follows an unset flag
     # The first rise at or after `lo`, or len(flags) if there is none, which is never below `hi`.
     next_rise = np.searchsorted(rises, lo)
@@ -206,6 +215,8 @@ class Trace:
 
     def record_rows(self, episodes: Ints) -> Ints:
         """Return the rows of all records of the given episodes, one episode after the other, in the order given."""
+        # `starts` holds the first row of each episode. For example, episodes with rows 0-2 and 3-4 give [3, 4, 0, 1, 2]
+        # for the episodes [1, 0].
         lengths = self.lengths[episodes]
         ends = np.cumsum(lengths)
         # Number the new rows, then shift each episode's rows from their new start to their start in this trace.
@@ -227,6 +238,7 @@ class Trace:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         # Row of this trace for each row of the new one.
         rows = np.arange(starts[-1]) + np.repeat(lo - starts[:-1], lengths)
+        # `unknown` and `signals` have one value per row, `single` and `dt_s` one per episode.
         unknown = {name: records[rows] for name, records in self.unknown.items()}
         single = {name: episodes[chosen] for name, episodes in self.single.items()}
         signals = {name: values[rows] for name, values in self.signals.items()}
@@ -235,6 +247,7 @@ class Trace:
 
     def rounding(self, names: Iterable[str]) -> Floats:
         """Return for each episode the relative difference up to which a signal counts as equal to a limit, [E]."""
+        # `single` maps a signal to a mask [E] of the episodes in which it was stored as float32.
         # An episode has the coarser rounding if any of the named signals was stored as float32.
         single_masks = [self.single[name] for name in names if name in self.single]
         is_single = np.logical_or.reduce([np.zeros(len(self), np.bool_), *single_masks])
@@ -268,12 +281,14 @@ class Trace:
         """Return whether a numeric signal is undefined in each episode, [E]: its value at record 0 is NaN, but not
         marked as unknown. Raises `SignalError` if the signal is missing or not numeric.
         """
+        # `starts` holds the first row of each episode and, at its end, the number of rows.
         first = self.starts[:-1]
         undefined = np.isnan(self.numeric_signal(name)[first])
         return undefined & ~self.unknown[name][first] if name in self.unknown else undefined
 
     def least_values(self, name: str) -> Floats:
         """Return the lower bound of a numeric signal's true value, [N]: the stored value, or -inf for NaN."""
+        # A value that is marked as unknown is stored as its lower bound, or as NaN if no bound is known.
         values = self.numeric_signal(name)
         return np.where(np.isnan(values), -np.inf, values)
 

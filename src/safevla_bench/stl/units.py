@@ -32,10 +32,13 @@ class Unit:
     powers: tuple[int, ...] = (0, 0, 0, 0)
 
     def times(self, other: Unit, power: int = 1) -> Unit:
+        # `powers` holds the powers of the base units N, m, s and deg. A power of -1 divides by `other`.
         # Return the product of this unit and `other ** power`.
         return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
 
     def __str__(self) -> str:
+        # Return the unit's text, such as `N m/s^2`, or `1` for a pure number. `powers` holds the powers of N, m, s and
+        # deg.
         pairs = list(zip(_BASES, self.powers, strict=True))
         # 1 -> the factors with positive powers; -1 -> the factors with negative powers, which follow a slash
         factors = {
@@ -73,6 +76,8 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
     """Parse a unit such as `cm`, `N m`, `m/s^2` or `deg/s` into its factor and its powers of the base units; "" is the
     pure number 1. Raises `FormulaError` for an unknown symbol.
     """
+    # The factor converts a number in this unit to base units: ("cm") gives 0.01 and m. `_SYMBOLS` maps a symbol to the
+    # text of its factor and its powers of N, m, s and deg.
     scale, unit = Decimal(1), ONE
     # The tokens are factors and separators in turn.
     tokens = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
@@ -90,11 +95,13 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
 
 def equivalent_symbols(unit: str) -> list[str]:
     """Return the symbols of all other units of the same quantity, such as cm, mm and km for m."""
+    # `_SYMBOLS` holds the symbols of all units. `unit_ratio` is None for units of different quantities.
     return [symbol for symbol in _SYMBOLS if symbol != unit and unit_ratio(symbol, unit) is not None]
 
 
 def unit_ratio(first: str, second: str) -> Fraction | None:
     """Return the first unit divided by the second; None if a unit is unknown or they are of different quantities."""
+    # For example, `cm` and `m` give 1/100. The fraction is exact.
     if first == second:
         return Fraction(1)
     with suppress(FormulaError):
@@ -112,11 +119,14 @@ def check_units(
     placeholder; if it is None, the placeholder has the unit of the other side, like a literal. Raises `FormulaError` if
     numbers of different units are compared or added, or if margins of different units are combined outside a condition.
     """
+    # An `Until` is `crisp` if its sides have margins of different units; then its right side counts only as true or
+    # false. `in_condition` is True for a part of a formula that counts only as true or false.
     return _UnitCheck(unit_of, threshold).check_formula(formula, in_condition=False)
 
 
 def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> syntax.Formula:
     """Return the formula with the unit written after every literal that is compared or added."""
+    # `unit_of` gives the unit of a signal.
     check = _UnitCheck(unit_of, None)
 
     def spell(part: syntax.Expression, unit: Unit) -> syntax.Expression:
@@ -129,6 +139,7 @@ def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> synta
                 return part
 
     def spell_sides(predicate: syntax.Compare) -> syntax.Compare:
+        # `check_formula` returns the formula and its unit; the unit is None if both sides are literals without units.
         unit = check.check_formula(predicate, in_condition=False)[1] or ONE
         return cast(syntax.Compare, syntax.map_children(predicate, lambda side: spell(side, unit)))
 
@@ -142,6 +153,8 @@ class _UnitCheck:
 
     def check_formula(self, formula: syntax.Formula, *, in_condition: bool) -> tuple[syntax.Formula, Unit | None]:
         # Return the results of `check_units`. Inside a condition, margins may have different units.
+        # The unit is that of the formula's margin: None without a margin, and `_SEVERAL_UNITS` for a condition with
+        # comparisons of several units. `ONE` is the unit of pure numbers.
         match formula:
             case syntax.Compare(_, left, right):
                 return formula, self._find_common_unit(left, right, formula) or ONE
@@ -149,6 +162,7 @@ class _UnitCheck:
                 (first, first_unit), (second, second_unit) = (
                     self.check_formula(side, in_condition=in_condition) for side in (left, right)
                 )
+                # Either side may have no margin, as a Boolean signal; then the other side gives the unit.
                 unit = first_unit if second_unit is None else second_unit
                 if first_unit is not None and unit is not None and first_unit != unit:
                     if not in_condition:  # only margins need a common unit
@@ -174,6 +188,8 @@ class _UnitCheck:
 
     def _find_unit(self, expression: syntax.Expression) -> Unit | None:
         # Return the unit of an expression; None if it consists of literals without units.
+        # `unit_of` gives a signal's unit as text. `threshold` is the unit of the placeholder `threshold`; None if it
+        # has none.
         match expression:
             case syntax.NumericSignal(name):
                 return parse_unit(self.unit_of(name))[1]
@@ -189,10 +205,12 @@ class _UnitCheck:
                 first, second = self._find_unit(left), self._find_unit(right)
                 if first is None and second is None:
                     return None
+                # A literal factor without a unit is a pure number. Division subtracts the powers of the units.
                 return (first or ONE).times(second or ONE, 1 if operator == "*" else -1)
 
     def _find_common_unit(self, left: syntax.Expression, right: syntax.Expression, parent: syntax.Node) -> Unit | None:
         # Return the unit of both sides; None if neither has one. Raise an error that quotes `parent` if units differ.
+        # A side has no unit if it consists of literals without units, which take the unit of the other side.
         first, second = self._find_unit(left), self._find_unit(right)
         if first is not None and second is not None and first != second:
             verb = "compares" if isinstance(parent, syntax.Compare) else "adds"
@@ -204,6 +222,7 @@ class _UnitCheck:
 
     def _refuse_mixture(self, formula: syntax.And | syntax.Or, first: Unit, second: Unit) -> NoReturn:
         # Raise an error for sides with different units. Its remedy is a formula that uses one side only as a condition.
+        # `first` and `second` are the units of the sides' margins. The remedy may offer up to three formulas.
         left, right = _find_predicate(formula.left, self, first), _find_predicate(formula.right, self, second)
         connective = "and" if isinstance(formula, syntax.And) else "or"
         problem = f"`{_text(left)}` [{first}] {connective} `{_text(right)}` [{second}]"
@@ -211,10 +230,12 @@ class _UnitCheck:
         condition, decisive = formula.left, formula.right
         if syntax.has_placeholder(condition):  # a threshold belongs to the side with the margin
             condition, decisive = decisive, condition
+        # `gated` has the verdict of the formula, but only the margin of `decisive`: (a and b) is not (a -> not b).
         if isinstance(formula, syntax.And):
             gated: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
         else:
             gated = syntax.Implies(syntax.Not(condition), decisive)
+        # In `normalized`, each comparison is divided by its limit, so that all margins are pure numbers.
         normalized = syntax.map_predicates(
             formula, lambda node: self._normalize(node, self._find_common_unit(node.left, node.right, node))
         )
@@ -226,6 +247,7 @@ class _UnitCheck:
         usual = ""  # what a user most likely means by `and`
         if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
             meaning = "where the first part holds, both hold"
+            # `_UPPER_OPERATORS` maps `>` to `<`, and `>=` to `<=`.
             if decisive.operator in _UPPER_OPERATORS:
                 decisive = replace(decisive, operator=_UPPER_OPERATORS[decisive.operator])
                 meaning = "the parts never hold together"
@@ -236,6 +258,7 @@ class _UnitCheck:
 
     def _normalize(self, predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
         # Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit.
+        # `unit` is the unit of both sides; None if neither has one. Without a unit, the comparison stays as it is.
         left, right = predicate.left, predicate.right
         if unit is None or unit == ONE:
             return predicate
@@ -246,6 +269,8 @@ class _UnitCheck:
             if isinstance(side, syntax.Number):
                 return syntax.Number(side.value / scale.value)
             has_threshold = any(isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side))
+            # The placeholder `threshold` and literals without units take their unit from the other side, so they are
+            # not divided.
             if self._find_unit(side) is None or has_threshold:
                 return side
             return syntax.Arithmetic("/", side, scale)
@@ -257,6 +282,7 @@ _UPPER_OPERATORS: dict[str, syntax.Comparison] = {">": "<", ">=": "<="}
 
 
 def _text(node: syntax.Node) -> str:
+    # Return the text of a formula or of an expression; `format_formula` accepts both, but declares only formulas.
     return format_formula(cast(syntax.Formula, node))
 
 

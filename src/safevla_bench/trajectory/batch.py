@@ -43,6 +43,8 @@ class Channel:
 
     def episode_rows(self, index: int) -> Floats:
         """Return the rows of one episode, [rows, width]; an empty array [0, 0] if the channel was not recorded."""
+        # `values` has the numbers of all episodes; `width` has each episode's numbers per row, -1 = not recorded.
+        # There is a row per record, or a row per action.
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
@@ -65,6 +67,8 @@ class Poses:
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:
         """Return the indices of the bodies of one episode, [P], and their values in each record, [n, P, size]."""
+        # The indices refer to the batch's body table, and `size` is the number of values of each body. Without bodies,
+        # the arrays are empty, [0] and [0, 0, size].
         body = self.body[self.body_starts[index] : self.body_starts[index + 1]]
         flat = self.channel.values[self.channel.starts[index] : self.channel.starts[index + 1]]
         return body, flat.reshape(-1, len(body), self.size) if len(body) else flat.reshape(0, 0, self.size)
@@ -88,18 +92,21 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts at the indices `rows`, with new offsets `starts`. Add `shift` to their body indices."""
+        # `starts` [N + 1] has the first contact of each of the N records, `present` [E] whether each episode recorded
+        # contacts. `shift` is one number, or one for each contact.
         numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
         """Return empty contacts for `records` records; `present` [E] marks the episodes that recorded contacts."""
-        starts, no_bodies = np.zeros(records + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
+        starts, no_bodies = np.zeros(records + 1, dtype=np.int64), np.empty(0, dtype=np.int64)  # no record has contacts
         return cls(present, starts, no_bodies, no_bodies, **dict.fromkeys(CONTACT_NUMBERS, np.empty(0)))
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
         """Join the contacts of successive records, and add the shift of each part to the part's body indices."""
+        # `present` [E] says for each episode of the result whether it recorded contacts.
         starts = _join_starts([part.starts for part in parts])
         a = np.concatenate([part.a + shift for part, shift in zip(parts, shifts, strict=True)])
         b = np.concatenate([part.b + shift for part, shift in zip(parts, shifts, strict=True)])
@@ -147,6 +154,7 @@ class Batch:
     """Numeric channels of `CHANNELS` that are not fields of this class, by name."""
 
     def __len__(self) -> int:
+        # Returns the number of episodes.
         return len(self.headers)
 
     @property
@@ -177,6 +185,7 @@ class Batch:
     @property
     def gripped(self) -> Ints:
         """Index of the held body in the body table, -1 = unknown or none, [N]. Raises the errors of `gripping`."""
+        # There is one value for each record of all episodes.
         return self.grips_of(self.require_one_arm())[1]
 
     def require_one_arm(self) -> Ints:
@@ -202,8 +211,10 @@ class Batch:
         Numbers that were not recorded are replaced by `missing`.
         """
         channel = self.channel(name)
+        # If each row of all episodes has only the numbers of one arm, the values can be returned without a copy.
         if channel.present.all() and (channel.width == size).all():
             return channel.values.reshape(-1, size)
+        # `present` says for each record whether its episode has the channel. `width` is a row's numbers of all arms.
         rows, present = np.full((int(self.starts[-1]), size), missing), np.repeat(channel.present, self.lengths)
         # In row r of episode e, the arm's first number is at the index first[e] + r * width[e].
         first = channel.starts[:-1] + arm * size - self.starts[:-1] * channel.width
@@ -213,7 +224,7 @@ class Batch:
 
     def elapsed_s(self, index: int, step: int) -> float:
         """Return the seconds from record 0 of an episode to the record `step`. Without time stamps, use dt."""
-        stamps = self.channel("time_s")
+        stamps = self.channel("time_s")  # time stamps in seconds; they need not start at 0
         if not stamps.present[index]:
             return step * self.headers[index].dt
         first = int(stamps.starts[index])
@@ -229,6 +240,7 @@ class Batch:
     def channel(self, name: str) -> Channel:
         """Return a channel of `ROWS`, without values if the batch lacks it. Raises `SafevlaError` for other names."""
         _require_name(name, _ROW_NAMES, "rows")
+        # Some channels are fields of this class, all others are in `further`.
         channel: Channel | None = self.further.get(name, getattr(self, name, None))
         return absent_channel(len(self)) if channel is None else channel
 
@@ -248,7 +260,7 @@ class Batch:
 
     def body_roles(self, index: int) -> dict[str, str]:
         """Return a map from each body of one episode to its role, in the order of the body table."""
-        body_indices = range(self.body_starts[index], self.body_starts[index + 1])
+        body_indices = range(self.body_starts[index], self.body_starts[index + 1])  # in the batch's body table
         return {self.body_label(k): ROLES[self.body_role[k]] for k in body_indices}
 
 
@@ -256,7 +268,8 @@ _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROW
 
 
 def _require_name(name: str, names: Collection[str], kind: str) -> None:
-    # Raise an error unless `name` is one of `names`. The message calls `names` channels of `kind` (rows or poses).
+    # Raises `SafevlaError` unless `name` is one of `names`. The message says that these are the channels of `kind`,
+    # which is "rows" or "poses".
     if name not in names:
         raise SafevlaError(f"no channel of {kind} has the name {name!r}", remedy=f"Known channels: {', '.join(names)}.")
 
@@ -292,6 +305,7 @@ def absent_channel(episodes: int) -> Channel:
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
     """Return the start of each of `E` concatenated items with these lengths, then the end of the last item, [E + 1]."""
+    # For example, the lengths [2, 3] give [0, 2, 5].
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
@@ -299,8 +313,10 @@ def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
     """Return the indices of the chosen episodes' items in a flat array, and each episode's offset in these indices."""
+    # Episode e has the items from `starts[e]` to `starts[e + 1]`; `episodes` has the indices of the chosen episodes.
     counts = starts[episodes + 1] - starts[episodes]
     new_starts = offsets_of(counts)
+    # Items keep their order within an episode, so that all items of an episode move by the same number.
     items = np.arange(new_starts[-1])
     items += np.repeat(starts[episodes] - new_starts[:-1], counts)
     return items, new_starts
@@ -310,6 +326,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     """Return the chosen episodes, in the order of `episodes`."""
     indices = np.asarray(episodes, dtype=np.int64)
     chosen = _slice_if_successive(indices)
+    # `records`, `bodies` and `contacts` are indices of items to keep; each `…starts` has the new offsets of the items.
     records, starts = _take_ranges(batch.starts, chosen)
     bodies, body_starts = _take_ranges(batch.body_starts, chosen)
     contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
@@ -347,6 +364,8 @@ def _slice_if_successive(indices: Ints) -> Ints | slice:
 
 def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
     """Like `gather_ranges`, but return indices as a slice if the episodes are successive."""
+    # `starts` has the first item of each episode, then the end. `chosen` has the indices of the episodes to keep.
+    # Returns the indices of their items, and the offsets of the episodes among the kept items.
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
     chosen_starts = starts[chosen.start : chosen.stop + 1]
@@ -354,22 +373,24 @@ def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints
 
 
 def _take(values: NDArray[T], items: Ints | slice) -> NDArray[T]:
-    # Return the chosen items as a copy, so that the memory of the other items can be freed.
+    # Returns the chosen items as a copy, so that the memory of the other items can be freed.
     return values[items].copy() if isinstance(items, slice) else values[items]
 
 
 def _shift_bodies(body: Ints, shift: Ints | int) -> Ints:
-    # Add `shift` to indices of bodies; -1, which means none, stays -1.
+    # Returns indices of bodies plus `shift`; -1, which means none, stays -1.
     return np.where(body >= 0, body + shift, -1)
 
 
 def _select_channel(channel: Channel, episodes: Ints | slice) -> Channel:
+    # Returns the channel's rows of the chosen episodes, in the order of `episodes`.
     items, starts = _take_ranges(channel.starts, episodes)
     return Channel(_take(channel.values, items), starts, _take(channel.width, episodes))
 
 
 def _select_poses(poses: Poses, episodes: Ints | slice, shift: Ints | int) -> Poses:
-    # Return the chosen episodes' poses. Add `shift` (one number, or one per episode) to the indices of bodies.
+    # Returns the chosen episodes' poses, in the order of `episodes`. Adds `shift` (one number, or one for each chosen
+    # episode) to the indices of bodies, because the body table loses the bodies of other episodes.
     items, starts = _take_ranges(poses.body_starts, episodes)
     body = poses.body[items] + (shift if isinstance(shift, int) else np.repeat(shift, np.diff(starts)))
     return Poses(_select_channel(poses.channel, episodes), body, starts, poses.size)
@@ -379,10 +400,13 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Join one or more batches into one batch, in order; a single batch is returned unchanged."""
     if len(batches) == 1:
         return batches[0]
+    # All distinct names of bodies get a new common numbering. The body tables are joined, so that the indices of bodies
+    # in a batch rise by the number of bodies of all earlier batches.
     distinct_names = dict.fromkeys(name for batch in batches for name in batch.body_names)
     new_index = {name: index for index, name in enumerate(distinct_names)}
     body_shifts = offsets_of([len(batch.body_name) for batch in batches])[:-1].tolist()
     shifted_batches = list(zip(batches, body_shifts, strict=True))
+    # For each batch: the new number of each of its names.
     new_indices = [np.array([new_index[name] for name in batch.body_names], dtype=np.int64) for batch in batches]
     contacts_present = np.concatenate([batch.contacts.present for batch in batches])
     return Batch(
@@ -404,17 +428,20 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_starts(starts_of_parts: Sequence[Ints]) -> Ints:
-    # Return the offsets of all parts' items in one concatenated array.
+    # Returns the offsets of all parts' items in one concatenated array. The offsets of a part have one more item than
+    # the part has episodes or records.
     return offsets_of(np.concatenate([np.diff(starts) for starts in starts_of_parts]))
 
 
 def _concatenate_channels(channels: Sequence[Channel]) -> Channel:
+    # Returns one channel with the episodes of all the given channels, in order.
     values = np.concatenate([channel.values for channel in channels])
     width = np.concatenate([channel.width for channel in channels])
     return Channel(values, _join_starts([channel.starts for channel in channels]), width)
 
 
 def _concatenate_poses(parts: Sequence[Poses], body_shifts: Sequence[int]) -> Poses:
+    # Returns the poses of all parts' episodes, in order. Each part's shift is added to the part's indices of bodies.
     body = np.concatenate([poses.body + shift for poses, shift in zip(parts, body_shifts, strict=True)])
     channel = _concatenate_channels([poses.channel for poses in parts])
     return Poses(channel, body, _join_starts([poses.body_starts for poses in parts]), parts[0].size)
@@ -422,6 +449,8 @@ def _concatenate_poses(parts: Sequence[Poses], body_shifts: Sequence[int]) -> Po
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
     """Return the seconds from each episode's record 0 to its record `steps`, [..., E]. Without time stamps, use dt."""
+    # The last axis of `steps` has one record index per episode, `dt_s` [E] is each control step, and `stamps_s` maps
+    # an episode's index to its records' times since record 0 in seconds, if the episode has time stamps.
     seconds = np.asarray(steps * dt_s)
     for episode, times in stamps_s.items():
         seconds[..., episode] = times[steps[..., episode]]

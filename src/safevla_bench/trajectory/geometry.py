@@ -36,6 +36,8 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def is_fixed(self) -> tuple[bool, ...]:
         """True for each part that keeps its world pose, because the part and all its ancestors have no motion."""
+        # The parent of a part is the index of an earlier part, or the constant `WORLD` (-1) or `TRACKED` (-2). A
+        # tracked part follows a recorded body, so that it can move. `motion` lists the components of motion; () = none.
         fixed: list[bool] = []
         for part in self.parts:
             has_fixed_parent = part.parent == WORLD or (part.parent >= 0 and fixed[part.parent])
@@ -45,16 +47,19 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def components(self) -> tuple[tuple[int, int], ...]:
         """For each column of the channel `link_motion`: the index of the part, and the component of its motion."""
+        # Components 0 to 2 are a rotation vector, and 3 to 5 are a translation.
         return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
 
     @cached_property
     def part_shapes(self) -> tuple[tuple[Floats, Floats], ...]:
         """Boxes [K, 10] and planes [L, 7] of each part, in the part's frame."""
+        # A box has its center, quaternion wxyz and half sizes; a plane has a point and a quaternion.
+        # Several parts may have the same shape, which they name.
         arrays = {}
         for name, rows in self.shapes.items():
             boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))  # see `Part`
             arrays[name] = (np.array(boxes).reshape(-1, 10), np.array(planes).reshape(-1, 7))
-        nothing = (np.empty((0, 10)), np.empty((0, 7)))
+        nothing = (np.empty((0, 10)), np.empty((0, 7)))  # for a part without a shape
         return tuple(nothing if part.shape is None else arrays[part.shape] for part in self.parts)
 
 
@@ -66,7 +71,7 @@ def read_geometry(text: str) -> RecordedGeometry:
     except (ValueError, RecursionError) as error:
         _refuse(f"the text is not a geometry: {error}")
     for k, part in enumerate(geometry.parts):
-        if not TRACKED <= part.parent < k:
+        if not TRACKED <= part.parent < k:  # `TRACKED` is -2, `WORLD` is -1, other parents are indices of parts
             _refuse(f"part {k} has the parent {part.parent}, which is not an earlier part")
         if not all(0 <= axis < 6 for axis in part.motion) or len(set(part.motion)) < len(part.motion):
             _refuse(f"part {k} has invalid components of motion: {list(part.motion)}")
@@ -81,18 +86,20 @@ def read_geometry(text: str) -> RecordedGeometry:
     for name, rows in geometry.shapes.items():
         for row in rows:
             _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")  # a plane or a box
-            if min(row[7:], default=0.0) < 0:
+            if min(row[7:], default=0.0) < 0:  # the half sizes of a box; a plane has none
                 _refuse(f"the shape {name!r} has a negative size")
     return geometry
 
 
 def _check_row(row: tuple[float, ...], size: int, name: str) -> None:
-    # Raise an error unless the row has `size` numbers: a position, a unit quaternion, and for a box the half sizes.
+    # Raises `RecordError` unless the row has `size` plausible numbers: a position, a unit quaternion, and for a box the
+    # half sizes. `name` describes the row in the error.
     if len(row) != size or max(map(abs, row)) > LARGEST or abs(sum(number**2 for number in row[3:7]) - 1.0) > 1e-3:
         _refuse(f"{name} must have {size} numbers that include a unit quaternion")
 
 
 def _refuse(problem: str) -> NoReturn:
+    # Raises the error for an invalid geometry.
     remedy = "Leave the header's geometry out, or write it with safevla_recorder."
     raise RecordError(problem, remedy=remedy, place=Place(field="geometry"))
 
@@ -106,11 +113,14 @@ class PoseTrack:
 
     def carry(self, position: Floats, quaternion: Floats) -> PoseTrack:
         """Return a body's world track, given its n poses (or one pose) in the frame of `self`, [n, 3] and [n, 4]."""
+        # Positions are [n, 3] or [3], quaternions wxyz are [n, 4] or [4]. `multiply` combines two rotations.
         return PoseTrack(self.position + rotate(self.quaternion, position), multiply(self.quaternion, quaternion))
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
     """Return a part's track from its parent's track and its motion [n, 6]; `motion` is None if the part is fixed."""
+    # `part.pose` is the pose in record 0 in the parent's frame: a position and a quaternion wxyz. `base` is the
+    # parent's track. A motion is a rotation vector [rad] and a translation [m] in the part's own frame since record 0.
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track

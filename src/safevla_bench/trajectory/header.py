@@ -41,6 +41,7 @@ def find_robot(name: str) -> Robot | None:
 
 @cache
 def _read_robots() -> dict[str, Robot]:
+    # Returns a map from the normalized names of arms to their entries in `robots.toml`. An arm may have several names.
     content = resources.files(__package__).joinpath("robots.toml").read_bytes()
     # The file has a single key, the list of all robots.
     (robots,) = msgspec.toml.decode(content, type=dict[str, list[Robot]]).values()
@@ -51,7 +52,7 @@ _GENERIC_WORDS = {"robot", "robots", "arm", "follower", "single", "emika", "rese
 
 
 def _normalize_robot_name(name: str) -> str:
-    # Return the name in lowercase without separators and generic words, so that different spellings are equal.
+    # Returns the name in lowercase without separators and generic words, so that different spellings are equal.
     return "".join(word for word in re.findall(r"[^\W_]+", name.lower()) if word not in _GENERIC_WORDS)
 
 
@@ -108,6 +109,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arm_count(self) -> int:
+        # Returns the number of the robot's arms. `arms` has their names if there are several; it is None for one arm.
         return len(self.arms) if self.arms else 1
 
     @property
@@ -117,6 +119,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     def name_joint(self, joint: int) -> str:
         """Return the name of a joint, given its index in a row of torques: `joint 7`, or `joint 7 of left`."""
+        # `joints` is the number of joints of the arm with this name; a row lists the joints arm by arm.
         for name, joints in zip(self.arms or (), self.arm_joints or (), strict=False):
             if joint < joints:
                 return f"joint {joint + 1} of {name}"
@@ -126,11 +129,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names_no_robot(self) -> bool:
         """True if the record has neither torque limits nor an embodiment. The benchmark's robot then gives limits."""
+        # The embodiment is the name of the robot.
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
         """Torque limits of the joints in N·m, from the record, else from the embodiment; empty if unknown."""
+        # The embodiment is the name of the robot, for which `find_robot` returns the published limits of one arm.
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")
@@ -139,6 +144,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lacks_torque_limit(self) -> bool:
         """True if neither the record nor its embodiment gives torque limits. Limits of other robots are never used."""
+        # An empty `joint_torque_limit_nm` in the record counts as given limits.
         return self.joint_torque_limit_nm is None and not self.torque_limit_nm
 
     @property

@@ -88,6 +88,7 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     """Return the facts that each replay contains about its recording, [E]; {} for episodes that are not replays."""
+    # A replay has the header field `REPLAY`, an object with the facts.
     replays = (fields.get(REPLAY) for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
@@ -98,18 +99,20 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """
     counts: list[int | None] = []
     for fields, replay in zip(header_fields(batch), replay_fields(batch), strict=True):
+        # `replay` has the facts about the recording that an episode replays; {} if the episode is not a replay.
         source = replay if EARLIER_RESETS in replay else fields
-        counts.append(read_count(source, EARLIER_RESETS))
+        counts.append(read_count(source, EARLIER_RESETS))  # None if absent or invalid
     return tuple(counts)
 
 
 def header_fields(batch: Batch) -> list[Mapping[str, object]]:
     """Return the host-specific header fields of each episode, [E]."""
+    # These are the header fields that the record format does not define; {} for an episode without such fields.
     return [host_header(extra) for extra in batch.extra]
 
 
 def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the host-specific header fields in `extra` of one episode."""
+    """Return the host-specific header fields in `extra` of one episode; {} if there are none."""
     header = extra.get("header")
     return header if isinstance(header, Mapping) else {}
 
@@ -122,22 +125,27 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
         numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
     except (TypeError, ValueError):
         return None
+    # `width` is the number of dimensions A of the episode's actions.
     is_valid = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
     return numbers if is_valid else None
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
     """Return, [E], the header fields that mark an episode's initial state as different from the suite's states."""
+    # Episodes are marked if they are replays, if a search chose their start, or if their start was drawn at random.
+    # An episode with a usual start gets ().
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
 def label_suite(kind: str, name: str, suite: str) -> str:
     """Return the name of a suite of initial states that the search `name` found (`FOUND`) or tried (`SEARCHED`)."""
+    # `kind` is `FOUND` or `SEARCHED`; `suite` is the suite that provides the tasks.
     return f"{kind}:{name}:{suite}"
 
 
 def is_chosen(suite: str) -> bool:
     """Return whether a search chose the suite's initial states. If so, its rates are not the benchmark's rates."""
+    # The name of such a suite is "found:NAME:SUITE" or "search:NAME:SUITE".
     return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
 
 
@@ -154,6 +162,8 @@ def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...
     """Return the index of the host's initial state, and the names and values [m] of the coordinates that a search
     changed, for a batch of one. If no search chose the start, return the header's index and ().
     """
+    # A search writes the field `CHOSEN`. It has the index of the initial state that was changed, and `placed_m`, which
+    # maps names to changed coordinates in meters. An index that is not an integer gives None.
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
         return batch.headers[0].init_state_index, ()
@@ -174,12 +184,14 @@ class Kitchen(NamedTuple):
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
     """Return the kitchen of each episode, [E]; None if the record does not determine it."""
+    # A kitchen has the values that fix the start of an episode in the RoboCasa simulator.
     fields = (header.get("robocasa") for header in header_fields(batch))
     return tuple(map(_read_kitchen, fields, (header.env_seed for header in batch.headers)))
 
 
 def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
-    # `field` is the header field `robocasa`.
+    # Returns the values that fix an episode's start, given its header field `robocasa`; None if a value is missing.
+    # `env_seed` is the header's seed of the environment; None = not recorded.
     if not isinstance(field, Mapping):
         return None
     options = field.get("options")  # records of safevla_recorder have split and seed in other fields
@@ -205,11 +217,13 @@ def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
     """Return whether each episode has a mark, such as `STANDIN`, [E]. `REPLAY` marks all replays."""
     if mark == REPLAY:
         return tuple(map(bool, replay_fields(batch)))
+    # A mark is a host-specific header field whose value is true.
     return tuple(fields.get(mark) is True for fields in header_fields(batch))
 
 
 def single_channels(batch: Batch, index: int) -> frozenset[str]:
     """Return the channels of an episode whose numbers were stored as float32 (`SINGLE`)."""
+    # The host-specific header field `SINGLE` lists the names. A field of a wrong type counts as absent.
     names = host_header(batch.extra[index]).get(SINGLE)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return frozenset()

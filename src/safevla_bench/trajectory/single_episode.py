@@ -59,6 +59,8 @@ def empty_batch() -> Batch:
 
 
 def _build_batch(recording: EpisodeArrays) -> Batch:
+    # Converts the arrays of one episode to a batch of one, without any checks. The body table has all bodies in the
+    # order of `recording.roles`.
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
     return Batch(
@@ -72,6 +74,7 @@ def _build_batch(recording: EpisodeArrays) -> Batch:
         contacts=_build_contacts(recording.contacts, records),
         extra=(recording.extra,),
         **batch_channels(
+            # An episode with a single record has no actions, so that channels of actions count as not recorded.
             lambda spec: _build_channel(None if spec.is_per_action and records == 1 else recording.channel(spec.name)),
             lambda spec: _build_poses(recording, spec),
         ),
@@ -79,25 +82,28 @@ def _build_batch(recording: EpisodeArrays) -> Batch:
 
 
 def _build_contacts(contact_list: ContactList | None, record_count: int) -> Contacts:
+    # Returns the contacts of one episode with `record_count` records. None = contacts were not recorded.
     present = np.array([contact_list is not None])
     if contact_list is None:
         return Contacts.empty(present, record_count)
+    # `record` has the index of each contact's record; `starts` has the index of each record's first contact.
     starts = offsets_of(np.bincount(contact_list.record, minlength=record_count))
     _, *columns = contact_list.columns().values()  # `starts` replaces the first column, which has record indices
     return Contacts(present, starts, *columns)
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
-    # Return the channel of one episode; None = not recorded.
+    # Returns the channel of one episode from its array [rows] or [rows, …]; None = not recorded.
     if rows is None:
         return _ABSENT
     values = np.ascontiguousarray(rows, dtype=np.float64)
-    width = int(np.prod(values.shape[1:], dtype=np.int64))
+    width = int(np.prod(values.shape[1:], dtype=np.int64))  # numbers per row; 1 for an array [rows]
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
 
 
 def _build_poses(recording: EpisodeArrays, spec: ChannelSpec) -> Poses:
-    rows = recording.channel(spec.name)
+    # Returns a pose channel of one episode. If it was not recorded, it has no bodies and no values.
+    rows = recording.channel(spec.name)  # [n, P, size] or [n, P]; None = not recorded
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
 
@@ -122,7 +128,8 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
 
 
 def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[Any] | None:
-    # Return a channel's rows with the channel's dtype and shape; None if the channel was not recorded.
+    # Returns a channel's rows of episode `index`, which has `records` records, with the dtype and shape of the spec;
+    # None if the channel was not recorded.
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
@@ -137,7 +144,9 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 def _pose_rows(
     poses: Poses, spec: ChannelSpec, index: int, records: int, first_body: int
 ) -> tuple[list[int], NDArray[Any] | None]:
-    # Return a channel's bodies (indices in the episode) and its values in each record; ([], None) if not recorded.
+    # Returns the bodies of a pose channel and the values in each record, [n, P, size] or [n, P]; ([], None) if the
+    # channel was not recorded. Bodies are indices from 0 in episode `index`, whose first body has the index
+    # `first_body` in the batch.
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
@@ -148,9 +157,9 @@ def _pose_rows(
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
-    # Return an episode's contacts. Records and bodies are counted from the episode's first.
+    # Returns an episode's contacts as columns. Records and bodies are counted from the episode's first.
     contacts, first_body = batch.contacts, int(batch.body_starts[index])
-    starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]
+    starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]  # first contact of each record, and end
     rows = slice(int(starts[0]), int(starts[-1]))
     record = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     numbers = {name: getattr(contacts, name)[rows] for name in CONTACT_NUMBERS}
@@ -167,6 +176,7 @@ def iterate_records(batch: Batch) -> Iterator[Batch]:
     if len(batch) != 1:
         remedy = "Iterate over `select_episodes(batch, [k])` for each episode k (safevla_bench.trajectory.batch)."
         raise RecordError(f"the batch has {count_noun(len(batch), 'episode')}, not one", remedy=remedy)
+    # A generator expression, not `yield`, so that the error above is raised before the first record is requested.
     return (select_record(batch, t) for t in range(int(batch.starts[-1])))
 
 
@@ -177,6 +187,7 @@ def select_record(batch: Batch, t: int) -> Batch:
     record = t % int(batch.starts[-1])  # -1 becomes the index of the last record
     contacts, single = batch.contacts, single_channels(batch, 0)
     first, end = int(contacts.starts[record]), int(contacts.starts[record + 1])
+    # `SINGLE` names the channels that were stored as float32, for which comparisons have a larger tolerance.
     left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
     return replace(
         batch,
@@ -218,13 +229,15 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _channel_at_record(channel: Channel, record: int) -> Channel:
-    # Return one record's row of a channel that has one row per record; an unrecorded channel stays unrecorded.
+    # Returns one record's row of a channel of one episode, with one row per record. An unrecorded channel stays
+    # unrecorded.
     width = max(int(channel.width[0]), 0)  # -1 = not recorded
     values = channel.values[record * width : (record + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
 
 
 def _join_rows(channels: Sequence[Channel]) -> Channel:
+    # Joins the rows of channels, each of one episode, to a channel of one episode. All have the width of the first.
     values = np.concatenate([channel.values for channel in channels])
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
@@ -257,10 +270,12 @@ def validate(batch: Batch) -> None:
 
 
 def _refuse(header: Header, field: str, problem: str, remedy: str, step: int | None = None) -> NoReturn:
+    # Raises the error for a problem with a field of the episode with this header; `step` is None for a header field.
     raise RecordError(problem, remedy=remedy, place=Place(episode=header.episode_id, step=step, field=field))
 
 
 def _check_header(header: Header) -> None:
+    # Raises `RecordError` if the header has an invalid integer, version, outcome, control step or torque limit.
     for name in _INTEGERS:
         if problem := find_invalid_integer(name, getattr(header, name)):
             _refuse(header, name, problem, "Write a valid integer, or leave the field out.")
@@ -279,13 +294,15 @@ def _check_header(header: Header) -> None:
     if not _SHORTEST_DT_S <= header.dt <= LARGEST:
         _refuse(header, "dt", f"dt is {header.dt!r}, out of range", "Write the control step in seconds, above zero.")
     limits = header.joint_torque_limit_nm
-    if limits is not None and not all(1 / LARGEST <= limit <= LARGEST for limit in limits):
+    if limits is not None and not all(1 / LARGEST <= limit <= LARGEST for limit in limits):  # also refuses NaN
         remedy = "Write each joint's limit in N·m, finite and above zero."
         _refuse(header, "joint_torque_limit_nm", f"the limits are {list(limits)}, not all valid", remedy)
 
 
 def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
-    header, target = batch.headers[index], int(batch.target[index])
+    # Raises `RecordError` if episode `index` has a body without a name, no steps, or a target object without the role
+    # "target". `has_nameless_body` is true if any body of the batch has no name.
+    header, target = batch.headers[index], int(batch.target[index])  # index in the body table; -1 = not listed
     if has_nameless_body and "" in batch.body_roles(index):
         _refuse(header, "body_roles", "a body has no name", "Name every body.")
     if batch.lengths[index] < 1:
@@ -304,12 +321,14 @@ def _find_wrong_widths(batch: Batch) -> Bools:
     is_wrong = np.zeros(len(batch), bool)
     for spec in ROWS:
         if spec.per_arm:
-            width = batch.channel(spec.name).width
+            width = batch.channel(spec.name).width  # numbers per row in each episode, [E]; -1 = not recorded
             is_wrong |= (width >= 0) & (width != (spec.row_size or 1) * arms)
     return is_wrong
 
 
 def _check_arms(batch: Batch, index: int) -> None:
+    # Raises `RecordError` if the arms, the arms of bodies or the numbers of joints in the header of episode `index` are
+    # invalid, or do not fit the widths of the channels. `arms` is None for a robot with one arm.
     header, arms, roles = batch.headers[index], batch.headers[index].arms, batch.body_roles(index)
     distinct_names = {*(arms or ())} - {""}
     if arms is not None and (len(arms) < 2 or len(distinct_names) < len(arms)):
@@ -334,6 +353,8 @@ def _check_arms(batch: Batch, index: int) -> None:
 
 
 def _check_geometry(batch: Batch, index: int) -> None:
+    # Raises `RecordError` if the geometry in the header of episode `index` is invalid, does not fit the channel
+    # `link_motion`, or has a body without a role.
     header, motion = batch.headers[index], batch.channel(LINK_MOTION)
     if header.geometry is None and not motion.present[index]:
         return
@@ -341,7 +362,7 @@ def _check_geometry(batch: Batch, index: int) -> None:
         geometry = None if header.geometry is None else read_geometry(header.geometry)
     except RecordError as error:
         raise error.with_place(Place(episode=header.episode_id)) from None
-    component_count = 0 if geometry is None else len(geometry.components)
+    component_count = 0 if geometry is None else len(geometry.components)  # each is a column of the channel
     if motion.present[index] and motion.width[index] != component_count:
         problem = f"{motion.width[index]} numbers, but the geometry has {component_count} components of motion"
         _refuse(header, LINK_MOTION, problem, "Write the channel together with its geometry.")
@@ -352,7 +373,8 @@ def _check_geometry(batch: Batch, index: int) -> None:
 
 
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
-    values = batch.numbers(spec).values
+    # Raises `RecordError` for the first invalid number of a channel: NaN, infinite, too large, or a zero quaternion.
+    values = batch.numbers(spec).values  # the numbers of all episodes, [numbers]
     largest = LARGEST if spec.is_bounded else sys.float_info.max
     for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:  # the first invalid number, such as NaN
         if np.isfinite(values[item]):
@@ -370,7 +392,8 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
 
 
 def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remedy: str) -> NoReturn:
-    # `item` is an index in the channel's flat values. The error names the body and the component at this index.
+    # Raises an error for the number at the index `item` of the channel's flat values. The error names the episode, the
+    # step, the body and the component.
     channel = batch.numbers(spec)
     index = _owner_index(channel.starts, item)
     row, column = divmod(item - int(channel.starts[index]), int(channel.width[index]))
@@ -379,21 +402,27 @@ def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remed
         poses = batch.poses(spec.name)
         body = batch.body_label(int(poses.body[poses.body_starts[index] + column // poses.size]))
         field = f"{spec.name}.{body}[{column % poses.size}]" if poses.size > 1 else f"{spec.name}.{body}"
+    # The first row of a channel of actions belongs to record 1, because no action leads to record 0.
     _refuse(batch.headers[index], field, problem, remedy, row + 1 if spec.is_per_action else row)
 
 
 def _owner_index(starts: Ints, item: int) -> int:
-    # Return the index of the episode or record that contains the item with this flat index.
+    # Returns the index of the episode or record that contains the item with this flat index. `starts` has the index of
+    # the first item of each episode or record, then the end.
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 
 def _check_contacts(batch: Batch) -> None:
+    # Raises `RecordError` for the first contact with an invalid force or impulse, or of a body with itself. C is the
+    # number of contacts of the batch. Each mask is [C].
     contacts = batch.contacts
     has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
+    # Repeat each episode's Boolean for its records, and then for the contacts of these records.
     is_net_required = np.repeat(np.repeat(has_net_force, batch.lengths), np.diff(contacts.starts))
     # Column -> the contacts that must have a number, [C]. An impulse may be NaN, which means not recorded.
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
     required_masks = {"force_n": np.ones_like(is_net_required), NET_FORCE: is_net_required, **impulses}
+    # A contact may have a net force only if the header lists net forces. Then each contact must have one.
     is_allowed = is_net_required | np.isnan(contacts.net_force_n)
     forces = f'If each contact has the field {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
     unlisted = f"{{value}} is recorded, but the header's `forces` does not list {NET_FORCE}"
@@ -420,13 +449,15 @@ def _require_contacts(
     problem: str,
     remedy: str = "Write the magnitude of the contact's force in N and its impulse in N·s.",
 ) -> None:
-    # Raise an error for the first contact where `is_valid` [C] is false. `{value}` in `problem` is its `field`.
+    # Raises `RecordError` for the first contact where `is_valid` [C] is false. `field` is a column of the contacts; its
+    # value in this contact replaces `{value}` in `problem`.
     for item in np.flatnonzero(~is_valid)[:1]:
         value = getattr(batch.contacts, field)[item]
         _refuse_contact(batch, int(item), field, problem.format(value=value), remedy)
 
 
 def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: str) -> NoReturn:
+    # Raises the error for the contact at index `item` of all contacts of the batch, with its episode and step.
     record = _owner_index(batch.contacts.starts, item)
     index = _owner_index(batch.starts, record)
     field = f"contacts[{item - int(batch.contacts.starts[record])}].{field}"
@@ -434,15 +465,18 @@ def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: s
 
 
 def _check_torques(batch: Batch) -> None:
+    # Raises `RecordError` if the number of known torque limits is not the number of torques in a row.
     for name in TORQUES:
         channel = batch.channel(name)
         for index in np.flatnonzero(channel.present):
             header, joints = batch.headers[index], int(channel.width[index])
+            # The limits are those of the record, or those published for its robot. Without limits, nothing is checked.
             if len(header.torque_limit_nm) != joints and not header.lacks_torque_limit:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
                 remedy = "Record only the arm's joints, and write one limit per joint in `joint_torque_limit_nm`."
                 _refuse(header, name, problem, remedy)
             joint_counts = list(header.arm_joints or ())
+            # Published limits of one arm are repeated for all arms, so the arms must have equal numbers of joints.
             if len(set(joint_counts)) > 1 and header.joint_torque_limit_nm is None and header.torque_limit_nm:
                 problem = f"the arms have {joint_counts} joints, "
                 problem += f"but all arms of {header.embodiment} have the same number of joints"
@@ -450,7 +484,7 @@ def _check_torques(batch: Batch) -> None:
 
 
 def _check_tracking(batch: Batch) -> None:
-    # A body in `pose_valid` must have a pose.
+    # Raises `RecordError` if the channel `pose_valid`, which says when a pose is known, has a body without a pose.
     valid = batch.pose_valid
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:  # report only the first body without a pose
@@ -460,16 +494,19 @@ def _check_tracking(batch: Batch) -> None:
 
 
 def _check_time_stamps(batch: Batch) -> None:
-    # Successive time stamps must increase by at least `_SHORTEST_DT_S`.
+    # Raises `RecordError` unless successive time stamps in seconds increase by at least `_SHORTEST_DT_S`.
     channel = batch.channel("time_s")
     for index in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]
+        # The negation also finds NaN.
         for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # report only the first wrong time stamp
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
             _refuse(batch.headers[index], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
 
 
 def _check_subgoals(batch: Batch) -> None:
+    # Raises `RecordError` if an episode names its sub-goals, but not with a different name for each value in a row of
+    # the channel `subgoals`.
     for index, fields in enumerate(header_fields(batch)):
         names, goal_count = fields.get(SUBGOAL_NAMES), max(int(batch.channel(SUBGOALS).width[index]), 0)
         if names is None:

@@ -35,18 +35,25 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
+        # Return the norms [K] in N of the forces of the `K` contacts that `which` selects (a mask [C] or indices).
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
+        # Return the forces [K, 3] in N on the second geoms, in the world frame, of the `K` contacts that `which`
+        # selects (a mask [C] or indices). The rows of a contact's `axes` are its normal and its two tangents in the
+        # world.
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
-        # Return the forces [K, 3] in the contacts' own frames: a normal force and two tangential forces.
+        # Return the forces [K, 3] in N of the `K` contacts that `which` selects, in the contacts' own frames: a normal
+        # force and two tangential forces. `efc` has the constraint forces of all contacts. A contact's forces begin at
+        # its `row`. A contact with `dim` 1 has no friction. Only models with pyramidal cones have `friction`.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
+        # `mode="clip"` avoids an index after the end of `efc`; such a number is not used.
         tangents = [np.where(dim > 1, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
         return np.stack([efc[row], *tangents], axis=1)
 
@@ -57,6 +64,8 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     A contact of dimension d > 1 has 2(d - 1) edge forces. The normal force is their sum; tangential force i is the
     difference of edges 2i and 2i + 1, times a friction coefficient. A frictionless contact has only a normal force.
     """
+    # `efc` has the constraint forces in N. For each of the `K` contacts, `row` [K] is the index of its first force,
+    # `dim` [K] is its dimension (1, 3, 4 or 6), and `friction` [K, 5] has its coefficients.
     edge_count = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)  # the largest dimension of a contact is 6, so it has at most 10 edges
     # Rows after a contact's last row belong to other contacts, or are uninitialized memory.
@@ -79,6 +88,7 @@ class _ContactView:
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
+        # Each field is MuJoCo's own array of one integer per contact; successive contacts are `stride` bytes apart.
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
         addresses = [_address_of(field) for field in fields]
@@ -87,6 +97,7 @@ class _ContactView:
         width = max(offsets) + 4  # the last of the four integers has 4 bytes
         self.layout = np.dtype({"names": _FIELDS, "formats": ["i4"] * 4, "offsets": offsets, "itemsize": width})
         # Old versions of MuJoCo give the arena's size as a number of 8-byte units.
+        # The view has as many contacts as the arena could hold, so it covers all later contact lists.
         arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
         capacity = arena_bytes // stride
         self.contacts = _view_memory(first_address, width, stride, capacity)
@@ -94,7 +105,8 @@ class _ContactView:
         self.check_layout()
 
     def check_layout(self) -> None:
-        # Raise `HostError` unless the view has the same numbers as MuJoCo's own arrays.
+        # Raise `HostError` unless the view of the simulator's memory has the same numbers as MuJoCo's own arrays: for
+        # each current contact, the four integers `_FIELDS` and the frame.
         contacts = self._data.contact
         count = len(contacts.geom1)
         copied, frames = self.contacts[:count].copy().view(self.layout), _as_frames(self.frames[:count].copy())
@@ -105,17 +117,19 @@ class _ContactView:
 
 
 def _address_of(array: NDArray[Any]) -> int:
-    # Return the memory address of the array's first number.
+    # Return the address in memory of the array's first item.
     return int(array.__array_interface__["data"][0])
 
 
 def _view_memory(address: int, item_bytes: int, stride_bytes: int, capacity: int) -> NDArray[np.void]:
-    # Return a view of `capacity` items in the simulator's memory, whose addresses differ by `stride_bytes`.
+    # Return a view of `capacity` items in the simulator's memory. The first item is at `address`, and successive items
+    # are `stride_bytes` apart. Each item of the view is raw bytes, `item_bytes` long, which is at most `stride_bytes`.
     memory: Any = (ctypes.c_char * ((capacity - 1) * stride_bytes + item_bytes)).from_address(address)
     return np.ndarray((capacity,), dtype=f"V{item_bytes}", buffer=memory, strides=(stride_bytes,))
 
 
 def _as_frames(frame_bytes: NDArray[np.void]) -> Floats:
+    # Return the frames of `C` contacts, [C, 9], from their raw bytes: three axes, of which the first is the normal.
     return np.frombuffer(frame_bytes.tobytes(), dtype=np.float64).reshape(-1, 9)
 
 
@@ -123,21 +137,25 @@ class ContactLog:
     """Copies of the contact lists since the last `take_contacts`, in arrays that are reused."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
+        # True if the model has pyramidal friction cones (mjCONE_PYRAMIDAL), False if they are elliptic.
         self._pyramidal = bool(model.opt.cone == 0)
         self._contact_counts: list[int] = []
         self._first_force_rows: list[int] = []  # the row in `_efc` where the forces of each substep begin
         self._view: _ContactView | None = None  # None = no contact has occurred yet
+        # For each contact: raw bytes with four integers, the frame's raw bytes, and five coefficients of friction.
         self._contacts = np.empty(0, dtype="V4")
         self._frames = np.empty(0, dtype=f"V{_FRAME_BYTES}")
         self._friction = np.empty((0, 5))
-        self._efc = np.empty(4096)
+        self._efc = np.empty(4096)  # constraint forces of all substeps
+        # How many items of these arrays are in use.
         self._contacts_used = self._rows_used = 0
 
     def __len__(self) -> int:
-        return len(self._contact_counts)
+        return len(self._contact_counts)  # number of substeps since the last `take_contacts`
 
     def add_substep(self, data: mujoco.MjData) -> None:
         """Copy the simulator's current contact list; nothing is written to the simulator."""
+        # The copies are appended to arrays that hold several substeps; `first_...` and `end_...` limit the new part.
         count, efc = data.ncon, data.efc_force
         first_contact, first_row = self._contacts_used, self._rows_used
         end_contact, end_row = first_contact + count, first_row + len(efc)
@@ -158,6 +176,7 @@ class ContactLog:
         """Return the contacts copied since the last call, and empty the log; the result is valid until the next
         `add_substep`. Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
         """
+        # `counts` has the number of contacts in each substep, `first_rows` the index of the substep's first force.
         counts, first_rows, contact_count = self._contact_counts, self._first_force_rows, self._contacts_used
         self._contact_counts, self._first_force_rows = [], []
         self._contacts_used = self._rows_used = 0
@@ -181,7 +200,8 @@ class ContactLog:
         )
 
     def _make_room(self, data: mujoco.MjData, contact_count: int, row_count: int) -> None:
-        # Enlarge the arrays to at least these lengths. The first contact determines the layout of contacts.
+        # Enlarge the arrays for at least `contact_count` contacts and `row_count` constraint forces. The layout of
+        # contacts in memory is known only when the first contact occurs.
         if contact_count and self._view is None:
             self._view = _ContactView(data)
             self._contacts = np.empty(1024, dtype=self._view.contacts.dtype)
@@ -192,7 +212,8 @@ class ContactLog:
 
 
 def _grow_array(array: NDArray[Any], min_length: int) -> NDArray[Any]:
-    # Return the array. If it is shorter than `min_length`, return a longer copy.
+    # Return the array unchanged. If its first axis is shorter than `min_length`, return a copy of the
+    # length `2 * min_length`, so that later calls rarely copy. Its new items have arbitrary values.
     if min_length <= len(array):
         return array
     longer = np.empty((2 * min_length, *array.shape[1:]), dtype=array.dtype)

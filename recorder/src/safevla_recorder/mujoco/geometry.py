@@ -20,6 +20,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
     A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
     """
+    # The ids of bodies are in the order of the parts. The third list has indices of parts.
     roots = set(scene.objects.values())  # objects can move freely, so their poses are tracked
     part_of_body: dict[int, int] = {}  # body -> index of its part
     parts: list[Part] = []
@@ -27,13 +28,16 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
     carriers: dict[int, int] = {}  # body -> index of the part to which the body's children are attached
     for body in range(model.nbody):
         name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
+        # `WORLD` and `TRACKED` are used as parents' indices: the part is fixed to the world, or its own pose is
+        # recorded.
         carrier = carriers[int(model.body_parentid[body])] if body else WORLD
         motion = () if body in roots else _moving_components(model, body)
+        # `motion` has the components of the body's motion that can vary. `boxes` and `planes` are its collision shapes.
         boxes, planes = _read_shapes(model, body)
         carriers[body] = carrier
         if motion or len(boxes) or len(planes) or body in roots or (name and name not in used_names):
             part_of_body[body] = len(parts)
-            if motion or body in roots:
+            if motion or body in roots:  # children of a body that cannot move are attached to what carries the body
                 carriers[body] = len(parts)
             parts.append(Part(name, TRACKED if body in roots else carrier, motion, boxes, planes))
             used_names.add(name)
@@ -43,18 +47,20 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
     """Return the lowest common ancestor of fingers and end effector, and its descendants; [] if the arm has neither."""
+    # `fingers` has the geom ids of two finger groups, and `eef_site` is the end effector's site; each may be None.
     carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         carried_bodies.append(int(model.site_bodyid[arm.eef_site]))
     chains = [_self_and_ancestors(model, body) for body in carried_bodies]
     if not chains:
         return []
+    # A chain goes from a body up to the world, so the first body of one chain that is in all chains is the lowest.
     palm = next(body for body in chains[0] if all(body in chain for chain in chains))
     return [body for body in range(model.nbody) if palm in _self_and_ancestors(model, body)]
 
 
 def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
-    # Return the body, its parent, and so on up to the world's body, 0.
+    # Return the ids of the body, its parent, and so on up to the world's body, 0.
     chain = [body]
     while chain[-1]:
         chain.append(int(model.body_parentid[chain[-1]]))
@@ -63,8 +69,11 @@ def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
     """Return which components of a body's motion relative to its parent can vary: 0-2 rotation, 3-5 translation."""
+    # Return () if the body is fixed to its parent. If the motion is not along or about one coordinate axis of the body,
+    # return all six components.
     first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not joint_count:
+        # A mocap body has no joint, but a script may move it.
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
     joint_type, axis = int(model.jnt_type[first_joint]), model.jnt_axis[first_joint]
     main_axis = int(np.abs(axis).argmax())
@@ -79,7 +88,9 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
 
 
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
-    # Return boxes [K, 10] and planes [L, 7] of the body's collision geoms, in the format of `Part`.
+    # Return the body's collision geoms in the body's frame, in the format of `Part`: boxes [K, 10] around all geoms
+    # other than planes (center in m, quaternion wxyz, half sizes in m), and planes [L, 7] (point in m, quaternion
+    # wxyz).
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
     has_boxes = hasattr(model, "geom_aabb")  # MuJoCo before 2.3 lacks this field; then parts have no shapes
@@ -88,8 +99,9 @@ def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     is_plane = model.geom_type[geoms] == _PLANE
     solid = geoms[~is_plane]
     solid_poses = poses[solid]
-    if not len(solid):
+    if not len(solid):  # then all geoms are planes
         return np.empty((0, 10)), poses[geoms]
+    # `geom_aabb` has the center and the half sizes of a box around each geom, in the geom's frame.
     center, half_size = model.geom_aabb[solid, :3], model.geom_aabb[solid, 3:]
     box_centers = solid_poses[:, :3] + rotate(solid_poses[:, 3:], center)
     return np.concatenate([box_centers, solid_poses[:, 3:], half_size], axis=1), poses[geoms[is_plane]]

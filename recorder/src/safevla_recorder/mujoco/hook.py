@@ -17,6 +17,7 @@ _split_lock = threading.RLock()  # held while functions of the module `mujoco` a
 
 def undo_all(hooks: list[Undo]) -> None:
     """Remove the hooks in reverse order, and empty the list."""
+    # Each item is a function without arguments that removes one hook, so the last hook is removed first.
     while hooks:
         hooks.pop()()
 
@@ -34,7 +35,7 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
     return undo
 
 
-def _do_nothing(*_: object, **__: object) -> None: ...
+def _do_nothing(*_: object, **__: object) -> None: ...  # accepts any arguments; the default of optional hooks
 
 
 def hook_call(
@@ -59,6 +60,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
     If other code replaces the method later, the later replacement stays. Repeated removals do nothing.
     """
+    # `was_replaced`: `owner` itself, not its class, has the attribute, for example because of an earlier hook.
     original, was_replaced = getattr(owner, method), method in vars(owner)
     hook = _Hook(original, wrapper)
 
@@ -79,16 +81,21 @@ class _Hook:
     """The replacement of a method. A deep copy of the method's owner has the original method again."""
 
     def __init__(self, original: Callable[..., object], wrapper: Callable[..., object]) -> None:
+        # `original` is the replaced method. While `is_on`, a call of the hook calls `wrapper(original, ...)`; after the
+        # hook was removed, it calls only `original`. `update_wrapper` copies the name and attributes of the method.
         update_wrapper(self, original)
         self._original, self._wrapper, self.is_on = original, wrapper, True
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        # After the hook was removed, other code may still call it; then it only calls the original method.
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
+        # Python calls this if the hook is an attribute of a class, not of an instance.
         return self if instance is None else MethodType(self, instance)  # binds to an instance, as functions do
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
+        # A copy of the owner gets the original method, since the hook is for this owner only.
         return copy.deepcopy(self._original, memo)
 
 
@@ -102,6 +109,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     """
     _require_hookable(owner, method)
 
+    # While the method runs, MuJoCo's step functions are replaced; they are global, so only one thread may do so.
     def step_in_parts(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         with _split_lock, _split_steps(data, after):
             return original(*args, **kwargs)
@@ -110,6 +118,8 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
 
 def _require_hookable(owner: object, method: str) -> None:
+    # Raise `HostError` if `owner` has no such method, or is a wrapper such as gymnasium's, whose `unwrapped` is another
+    # object.
     name = type(owner).__name__
     if getattr(owner, "unwrapped", owner) is not owner:  # the simulator never calls methods of a wrapper
         problem = f"{name} is a wrapper, but the hook must be on the environment's own method {method}"
@@ -127,6 +137,7 @@ def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
     """
     import mujoco
 
+    # `mj_step2` completes a substep. The first half, `mj_step1`, needs no hook, because no substep ends with it.
     full_step, second_half = mujoco.mj_step, mujoco.mj_step2
 
     # MuJoCo's own function also has the arguments m, d and nstep.

@@ -92,6 +92,7 @@ class Scene:
         if unknown:
             problem = f"the fixture part {unknown[0]!r} is not a body of the model"
             raise HostError(problem, remedy="Use the names of recorded bodies.")
+        # In the result, bodies are indices in `roles`. Groups have numbers from 1; 0 = the geom is in no group.
         index_of = {name: index for index, name in enumerate(self.roles)}
         # An arm without fingers has two empty groups, because `GeomMap` counts two groups per arm.
         groups = [group for arm in self.all_arms for group in arm.fingers or ((), ())]
@@ -107,6 +108,7 @@ class Scene:
             torque_source="qfrc_actuator" if self.all_dofs else None,
             arms={name: sorted(set(arm.bodies) & set(self.roles)) for name, arm in self.arms.items()},
             arm_joints=tuple(len(arm.arm_dofs) for arm in self.arms.values()) if self.all_dofs else (),
+            # The force [N] that balances each object's weight; objects without weight are left out.
             weights={
                 index_of[name]: -model.opt.gravity * model.body_subtreemass[root]
                 for name, root in self.objects.items()
@@ -117,6 +119,7 @@ class Scene:
 
 def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
     """Return the ids of a body and of all bodies below it, ascending."""
+    # `root` is the id of the first body.
     inside = {root}
     for body in range(root + 1, model.nbody):  # a parent has a smaller id than its children
         if int(model.body_parentid[body]) in inside:
@@ -126,6 +129,7 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
     """Return each body's name in the record, [nbody]: the object's name for a part of an object, else MuJoCo's name."""
+    # `objects` maps each object's recorded name to the id of its root body.
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
         for body in subtree_bodies(model, root):
@@ -155,6 +159,8 @@ def assign_roles(
     """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders,
     bodies with an id in `robot` have the role robot, and all other bodies are furniture.
     """
+    # `body_name` [nbody] has each MuJoCo body's recorded name; the other arguments except `robot` have recorded names.
+    # Targets are objects, too: later entries of the dict replace earlier ones.
     role_of = {
         **dict.fromkeys(objects, "bystander"),
         **dict.fromkeys(targets, "target"),
@@ -170,11 +176,13 @@ def assign_roles(
 
 def state_size(model: mujoco.MjModel) -> int:
     """Return the length of a model's flat state."""
+    # The state has the time, `qpos`, `qvel`, `act`, and a position [3] and quaternion [4] of each mocap body.
     return int(1 + model.nq + model.nv + model.na + 7 * model.nmocap)
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
     """Return flat views of the arrays `qpos` and `qvel`, and of `act`, `mocap_pos` and `mocap_quat` if not empty."""
+    # The views share memory with the simulator: they always show the current state, and writing to them changes it.
     views: list[Floats] = [data.qpos, data.qvel]
     if model.na:
         views.append(data.act)
@@ -190,6 +198,7 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
     """Write a flat state [S] into the simulator. The caller must then call `mj_forward` for derived quantities."""
+    # The state has the time, followed by the arrays of `state_views`, one after the other.
     data.time, start = float(state[0]), 1
     for view in state_views(model, data):
         view[:] = state[start : start + len(view)]
@@ -218,15 +227,19 @@ class _Door:
 
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
         """Return whether points [n, 3] are in the interior, given all bodies' `pos` and `quat`, [n, nbody, 3 or 4]."""
+        # Positions are in m and quaternions are wxyz, in the world frame, in each of n records. The interior is the
+        # union of the boxes. A box has a body, a center [3] and quaternion [4] in the body's frame, and half sizes [3].
         inside = np.zeros(len(point), dtype=np.bool_)
         for body, center, box_quat, half_size in self.boxes:
+            # Convert the points from the world to the body's frame, and from there to the box's frame.
             point_in_box = turn_back(box_quat, turn_back(quat[:, body], point - pos[:, body]) - center)
             inside |= (np.abs(point_in_box) <= half_size).all(axis=1)
         return inside
 
 
 def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
-    # Return the doors and drawers in the order of their joints.
+    # Return the doors and drawers in the order of their joints. A door or drawer is a body with a role other than robot
+    # that is not an object, and whose only joint is a slide or a hinge with limits.
     boxes = _find_interior_boxes(model, "site", model.nsite) + _find_interior_boxes(model, "geom", model.ngeom)
     doors: dict[str, _Door] = {}
     for joint, body in enumerate(model.jnt_bodyid.tolist()):
@@ -236,8 +249,10 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
         if not is_fixture or not has_one_dof or not model.jnt_limited[joint]:
             continue
         low, high = model.jnt_range[joint].tolist()
+        # The joint's position [m or rad] in the model's initial state counts as closed.
         closed, subtree = float(model.qpos0[address]), subtree_bodies(model, body)
         travel = max(high - closed, closed - low)
+        # Interiors that move with the door, such as a drawer's; `box[0]` is the id of the box's body.
         own_boxes = [box for box in boxes if box[0] in subtree]
         if not own_boxes:  # the door closes the interior of the body to which the door is attached
             own_boxes = [box for box in boxes if box[0] == model.body_parentid[body]]
@@ -249,7 +264,9 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 
 def _find_interior_boxes(model: mujoco.MjModel, kind: str, count: int) -> list[tuple[int, Floats, Floats, Floats]]:
-    # Return the boxes, in the format of `_Door`, of the sites or geoms (`kind`) that mark interiors.
+    # Return the boxes of the model's `count` sites or geoms (`kind` is "site" or "geom") that mark interiors of doors
+    # and drawers by their names. Each box has its body's id, the center [3] and quaternion [4] wxyz in the body's
+    # frame, and the half sizes [3] in m.
     fields = ("bodyid", "type", "size", "pos", "quat")
     body, shape_type, size, pos, quat = (getattr(model, f"{kind}_{name}") for name in fields)
     large_boxes = [k for k in range(count) if shape_type[k] == _BOX and size[k].min() >= _MIN_HALF_SIZE_M]
@@ -283,6 +300,8 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """
     import mujoco
 
+    # `previous` and `current` have the poses that belong to `qpos` before the last substep and after it. The poses in
+    # `data` should be those of `previous` after a step, and those of `current` after `mj_forward`.
     if model.nplugin:  # a plugin may act when a copy is made
         return
     current, previous, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
@@ -290,10 +309,12 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     for copied_data, qpos in ((current, data.qpos), (previous, previous_qpos)):
         copied_data.qpos[:] = qpos  # `qpos` alone determines the poses of free bodies
         mujoco.mj_kinematics(model, copied_data)
+    # True for the bodies with a free joint, [nbody].
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
     is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True
     for name, (minimum, rate, maximum) in (("xpos", _STALE_M), ("xquat", _STALE_QUAT)):
         margin = min(max(minimum, rate * model.opt.timestep), maximum)
+        # Positions [nbody, 3] in m, or quaternions [nbody, 4]; the margin has the same unit.
         poses, current_poses, previous_poses = (getattr(source, name) for source in (data, current, previous))
         difference = np.linalg.norm(poses - current_poses, axis=1)
         is_missing = False
@@ -331,6 +352,8 @@ class Recorder(EpisodeLog):
         `data.qpos`. Also raises it if the model has flexible bodies (their contacts do not belong to geoms), if `scene`
         lacks a body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
         """
+        # `scene` has the names, roles and ids of bodies. `read_subgoals` returns whether each of the goal's predicates
+        # holds, by name; the default returns {}, and no sub-goals are recorded.
         super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only models of rigid bodies can be recorded.")
@@ -342,6 +365,7 @@ class Recorder(EpisodeLog):
         self._read_subgoals = read_subgoals
         self._subgoal_names: tuple[str, ...] = ()
         self._data, self._substep_s, self._time_s = data, float(model.opt.timestep), data.time
+        # Counts of MuJoCo's warnings; `record_step` compares them with the current ones to find unstable states.
         self._warning_counts = data.warning.number  # a view of the simulator's own counts
         self._start_warnings = self._warning_counts.tobytes()
         self._start_unstable_steps = unstable_steps(data)
@@ -366,11 +390,13 @@ class Recorder(EpisodeLog):
 
     def record_substep(self) -> None:
         """Copy the contacts and torques of the last substep. Raises the same errors as `ContactLog`."""
+        # The torques are those of all of the model's degrees of freedom, [nv]; `record_step` selects the arms' joints.
         self._contacts.add_substep(self._data)
         self._substep_torques.append(self._actuator_torques.copy())
 
     def try_substep(self) -> None:
-        """Like `record_substep`, but an error is raised later, by the next `record_step`."""
+        """Copy the last substep as `record_substep` does, but leave any error to the next `record_step`."""
+        # A hook on the simulator calls this method after each substep; it must not raise an error into the user's loop.
         try:
             self.record_substep()
         except Exception as error:
@@ -394,13 +420,15 @@ class Recorder(EpisodeLog):
             problem = f"the simulation became unstable in control step {len(self._rows)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
+        # The largest magnitude of each arm joint's torque [N·m] over the step's substeps, [J].
         peak = np.abs(np.array(self._substep_torques)[:, self._arm_dofs]).max(axis=0)
         substeps = len(self._substep_torques)
         self._substep_torques.clear()
         self._add_step(action, self._copy_row(peak), substeps)
 
     def _copy_row(self, torque_peak_nm: Floats) -> Row:
-        # Return copies of the simulator's arrays by name, which `_build_channels` turns into channels.
+        # Return copies of the simulator's arrays by name, for one record. `_build_channels` turns them into channels.
+        # `torque_peak_nm` [J] has the largest magnitudes of the arms' torques since the last record.
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
         subgoals = self._read_subgoals()
@@ -411,7 +439,8 @@ class Recorder(EpisodeLog):
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
-        # The number of substeps follows from the simulated time; every substep must have been recorded.
+        # Raise `HostError` unless every substep since the last record was recorded, and there was at least one. The
+        # number of substeps follows from the simulated time.
         recorded = len(self._substep_torques)
         elapsed = round((self._data.time - self._time_s) / self._substep_s)
         self._time_s = self._data.time
@@ -421,6 +450,8 @@ class Recorder(EpisodeLog):
             raise HostError(problem, remedy=remedy)
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
+        # Return the channels of the n records `rows` by name, without actions and contacts. Bodies are indices in
+        # `scene.roles`. Objects have positions and orientations of their frames; links have centers of mass.
         scene, arm_dofs = self.scene, self._arm_dofs
         index_of = {name: index for index, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
@@ -430,6 +461,7 @@ class Recorder(EpisodeLog):
         eef_positions = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in eef_indices]
         eef_quats = [np.stack([_quaternion_of_matrix(row[f"site_mat{k}"]) for row in rows]) for k in eef_indices]
         state = np.stack([row["sim_state"] for row in rows])
+        # How far each door is open, as a share of its travel, in each record; transposed below to [n, doors].
         opening_rows = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
         channels: dict[str, object] = {
             "pos_bodies": [*quat_bodies, *(index_of[name] for name in scene.links)],
@@ -446,11 +478,13 @@ class Recorder(EpisodeLog):
             pos, quat = (np.stack([row[name] for row in rows]) for name in ("pos", "quat"))
             entered = np.zeros((len(rows), len(doors_with_interior)), dtype=np.bool_)
             for column, door in enumerate(doors_with_interior):
+                # True in the records in which the end effector of any arm is inside.
                 entered[:, column] = np.any([door.is_entered(point, pos, quat) for point in eef_positions], axis=0)
             channels.update(entered_bodies=[index_of[door.name] for door in doors_with_interior], entered=entered)
         if arm_dofs:
             channels["joint_torque_nm"] = np.stack([row["actuator"][arm_dofs] for row in rows])
             channels["joint_torque_peak_nm"] = np.stack([row["torque_peak_nm"] for row in rows])
+        # The motion of the scene's parts since record 0, from their positions [n, P, 3] and quaternions [n, P, 4].
         part_poses = [np.stack([row[name][self._part_bodies] for row in rows]) for name in ("pos", "quat")]
         channels[LINK_MOTION] = self._geometry.measure_motion(*part_poses)
         subgoal_rows = np.stack([row[SUBGOALS] for row in rows])
@@ -467,7 +501,9 @@ def attach_recorder(
     removes the hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`;
     `record_step` raises the errors of later substeps.
     """
-    model, data = simulation.model._model, simulation.data._data
+    # `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset. `read_subgoals`
+    # returns whether each of the goal's predicates holds, by name; {} = unknown.
+    model, data = simulation.model._model, simulation.data._data  # MuJoCo's own objects
     recorder = Recorder(model, data, scene, unstable, read_subgoals)
     warn_if_moving(model, data, scene.objects, task_id)
     return recorder, hook_after(simulation, method, recorder.try_substep)
@@ -477,13 +513,14 @@ def unstable_steps(data: mujoco.MjData) -> int:
     """Return how often MuJoCo has reset an unstable state of this simulation since the last `mj_resetData`."""
     import mujoco
 
+    # MuJoCo resets the state when a position, velocity or acceleration is not finite or is too large, and counts this.
     kinds = mujoco.mjtWarning
     warnings_of_reset = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
     return sum(int(data.warning[kind].number) for kind in warnings_of_reset)
 
 
 def _quaternion_of_matrix(matrix: Floats) -> Floats:
-    # Return the quaternion wxyz of a rotation matrix, given as its 9 numbers row by row.
+    # Return the unit quaternion wxyz [4] of a rotation matrix, given as its 9 numbers row by row.
     import mujoco
 
     quat = np.empty(4)
@@ -501,7 +538,8 @@ def settling_steps(
     `wait_steps` steps, yield until all `objects` (free or sliding bodies, by name) are at rest, but at most
     `rest_steps` times. At rest means at most 0.05 m/s after each of two successive steps.
     """
-    slow_steps = 0
+    # `objects` maps each object's name to the id of its root body.
+    slow_steps = 0  # number of successive steps at whose ends all objects are slow
     for step in range(wait_steps + rest_steps):
         if step >= wait_steps and slow_steps > 1:
             return
@@ -514,6 +552,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
     In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
     """
+    # `objects` maps each object's name to the id of its root body; `task_id` is only for the message.
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
         message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (task %s)"
@@ -521,7 +560,8 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    # Return the name and the speed [m/s] of the fastest object; ("", 0.0) without objects.
+    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects. `objects` maps each
+    # object's name to the id of its root body.
     speed_of: dict[str, float] = {}
     for name, body in objects.items():
         first_dof = model.body_dofadr[body]

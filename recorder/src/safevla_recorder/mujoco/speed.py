@@ -41,6 +41,7 @@ def speed_up(env: object) -> Undo:
     much CPU time (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is an environment
     of LIBERO, RoboCasa, or robosuite 1.4 or 1.5, or a wrapper of one. Raises `HostError` for all other environments.
     """
+    # `base` defines the base class of robosuite's environments; LIBERO and RoboCasa have subclasses of it.
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
     if domain is None:
@@ -55,13 +56,16 @@ def speed_up(env: object) -> Undo:
 class _SpeedUp:
     # The hooks on one robosuite environment, and the objects that they looked up in the current control step.
     def __init__(self, env: Any) -> None:
+        # `env` is a robosuite environment. Its simulation and robots are made again at each hard reset.
         self._env = env
+        # Skips repeated physics; None = there is no simulation, or its methods are not robosuite's own.
         self._dynamics: ForwardDynamics | None = None
         self._fast_robots: list[_Robot14 | _Robot15] | None = None  # None = use robosuite's own robots
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release_dynamics, self._attach_dynamics),
             hook_call(env, "_destroy_sim", self._release_dynamics),  # lets the old model be freed
         ]
+        # Replace only methods whose source code is that of robosuite.
         if _has_known_source(env, "_pre_action") and _has_known_source(env, "_update_observables"):
             self._hooks.append(wrap_method(env, "_pre_action", self._run_pre_action))
             self._hooks.append(wrap_method(env, "_update_observables", self._run_update_observables))
@@ -83,7 +87,7 @@ class _SpeedUp:
         self._is_freezing = False
 
     def _attach_dynamics(self, *_: object, **__: object) -> None:
-        # Called after robosuite has made a simulation.
+        # Called after robosuite has made a simulation. The arguments of the hooked method are not used.
         simulation = self._env.sim
         if simulation is not None and all(_has_known_source(simulation, method) for method in ("forward", "step")):
             self._dynamics = ForwardDynamics(simulation)
@@ -96,7 +100,9 @@ class _SpeedUp:
         self._fast_controllers.clear()
 
     def _run_pre_action(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
-        # Replaces robosuite's `_pre_action`; `policy_step` is true in the first substep of a control step.
+        # Replaces robosuite's `_pre_action`, which applies the `action` of all robots in one physics substep;
+        # `original` is robosuite's method. `policy_step` is true in the first substep of a control step, in which
+        # robosuite's own method runs. In later substeps, faster objects with the same results replace the robots.
         if policy_step:
             robots = [_make_fast_robot(self._env.sim, robot, self._fast_controllers) for robot in self._env.robots]
             # If this module cannot replace the methods of all robots, use robosuite's own substeps.
@@ -111,6 +117,7 @@ class _SpeedUp:
             if policy_step or self._fast_robots is None:
                 original(action, policy_step)
                 return
+            # The action is the robots' actions, one after the other; `size` is the length of a robot's action.
             start = 0
             for robot in self._fast_robots:
                 robot.control(action[start : start + robot.size])
@@ -121,8 +128,10 @@ class _SpeedUp:
             raise
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
-        # Replaces robosuite's `_update_observables`. Updates the observables that need a sample now. For all others,
-        # only adds up the time since the last sample.
+        # Replaces robosuite's `_update_observables`, the method `original`. Updates the observables (robosuite's
+        # sensors) that need a sample now. For all others, only adds up the time since the last sample. robosuite's own
+        # method runs in the first substep of a control step, if `force` demands samples of all observables, and if an
+        # observable has an unknown `update`.
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -157,6 +166,9 @@ class ForwardDynamics:
     def __init__(self, simulation: Any) -> None:
         import mujoco
 
+        # `simulation` is robosuite's `MjSim`. `_is_trusted`: calls in this substep may reuse results. `_may_trust`:
+        # later substeps of this control step may be trusted, too. `_is_fully_computed`: the full dynamics of the state
+        # at the time `_time_s` were computed.
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
         self._may_trust = self._is_trusted = self._is_fully_computed = False
@@ -174,21 +186,26 @@ class ForwardDynamics:
         """Trust or distrust the current substep: calls in a trusted substep reuse the results of the last full call.
         Trust it if no other hook runs and the code between the calls writes only to controls (`writes_only_controls`).
         """
+        # Hooks of other code may change the state between the calls, so this object's hooks must be the outermost ones.
         may_trust = writes_only_controls and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
         self._may_trust = self._is_trusted = may_trust
 
     def trust_again(self) -> None:
         """Trust a later substep of a control step if `trust` has trusted the first substep."""
+        # In a trusted substep, calls may reuse the results of the last full computation.
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
-        # Other hooks, such as a recorder's, may wrap this object's hook if they run only after the hooked method.
+        # Return whether no other code runs before this object's hook on the method `name`. Other hooks, such as a
+        # recorder's, may wrap this object's hook if they run only after the hooked method.
         method: Any = vars(self._simulation).get(name)
         while name != "forward" and getattr(method, "is_only_after", False):
             method = method.__wrapped__
         return method is self._own_hooks[name]
 
     def _is_supported(self) -> bool:
+        # Return whether results may be reused for this model: not with an integrator other than Euler's, plugins,
+        # flexible bodies, callbacks, or options that enable further computations.
         mujoco, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
         # Flags of all options that are off by default, except MULTICCD, which only changes how contacts are found.
@@ -199,13 +216,16 @@ class ForwardDynamics:
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
-        # Return whether the results of the last full computation still hold.
+        # Return whether the results of the last full computation still hold: calls may reuse them in this substep, and
+        # the simulated time is still the same.
         time_s = self._data.time
         is_same_time = time_s == self._time_s and time_s > 0  # after MuJoCo has reset an unstable state, the time is 0
         return self._is_trusted and self._is_fully_computed and is_same_time
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
-        # Replaces `MjSim.forward`.
+        # Replaces `MjSim.forward`, the function `full_forward`. If the state has not changed, `mj_forwardSkip` computes
+        # only actuation and constraint forces: it skips positions and velocities. The argument 0 = sensors are
+        # computed.
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
             return
@@ -213,7 +233,9 @@ class ForwardDynamics:
         self._time_s, self._is_fully_computed = self._data.time, True
 
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
-        # Replaces `MjSim.step`. The checks may reset an unstable state, so they come before `_is_unchanged`.
+        # Replaces `MjSim.step`, the function `full_step`: one physics substep. If the full dynamics of the state are
+        # known, the parts of MuJoCo's `mj_step` that still need a computation are called one after the other. The
+        # checks may reset an unstable state, so they come before `_is_unchanged`.
         mujoco, model, data = self._mujoco, self._model, self._data
         mujoco.mj_checkPos(model, data)
         mujoco.mj_checkVel(model, data)
@@ -226,13 +248,15 @@ class ForwardDynamics:
         self._is_trusted = self._is_fully_computed = False
 
     def _step_half(self, half: Callable[[], None]) -> None:
-        # Replaces `MjSim.step1` and `MjSim.step2`, which change the state.
+        # Replaces `MjSim.step1` and `MjSim.step2`; `half` is the replaced method. Both invalidate the known results.
         self._is_trusted = self._is_fully_computed = False
         half()
 
 
 def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
-    # Return whether `owner` has robosuite's own, unchanged `method`. A given `class_name` must define the method.
+    # Return whether `owner` has robosuite's own, unchanged `method`, to which a faster replacement has identical
+    # results. If `class_name` is given, the method must also be defined by the class with this name. The source code is
+    # compared by its hash; a method that was replaced on the instance itself is not robosuite's own.
     function = getattr(type(owner), method, None)
     full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     is_of_class = not class_name or full_name.endswith(f".{class_name}.{method}")
@@ -243,7 +267,7 @@ def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
 
 @lru_cache(maxsize=None)
 def _source_digest(function: Any) -> str:
-    # Return the first digits of the hash of a function's source code.
+    # Return the first 12 hexadecimal digits of the SHA-256 of a function's source code; "" if it is not available.
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
     except (OSError, TypeError):  # the source is not available
@@ -251,7 +275,9 @@ def _source_digest(function: Any) -> str:
 
 
 def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
-    # Return an object whose `control` replaces the robot's own. Return None if a method to replace is not robosuite's.
+    # Return an object whose `control` replaces the robot's own in later substeps. Return None if a method to replace is
+    # not robosuite's own. `cache` maps robosuite's controllers to faster ones, and is filled as needed.
+    # robosuite 1.5 has a composite controller with one controller per part of the robot; 1.4 has a single controller.
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
     are_from_robosuite = all(
@@ -270,17 +296,21 @@ class _Robot14:
     # Replaces `control` of a robosuite 1.4 robot in all substeps except the first.
     # `size` is the length of the action; `cache` has the faster controllers.
     def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
+        # `robot` is robosuite 1.4's robot. `_ctrl` is the simulator's own array of all actuators' inputs.
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
         self._run_arm = _find_run(robot.controller, _Controller14, cache)
         self._arm_actuators = np.array(robot._ref_joint_actuator_indexes)
-        self._low, self._high = robot.torque_limits
+        self._low, self._high = robot.torque_limits  # in N·m, for each joint of the arm
         self._has_gripper = bool(robot.has_gripper)
         if self._has_gripper:
             self._gripper_actuators = np.array(robot._ref_joint_gripper_actuator_indexes)
             low, high = robot.sim.model._model.actuator_ctrlrange[self._gripper_actuators].T
+            # Gripper actions from -1 to 1 are scaled to the range of the gripper's actuators.
             self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
 
     def control(self, action: Floats) -> None:
+        # Write the inputs of this robot's actuators for the current substep. The arm's goal was set in the control
+        # step's first substep, so only the gripper's numbers of the robot's `action` [size] are used.
         robot = self._robot
         robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
@@ -292,10 +322,13 @@ class _Robot14:
 class _Robot15:
     # Replaces `control` of a robosuite 1.5 robot, whose controller has several parts, in all substeps except the first.
     def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
+        # `robot` is robosuite 1.5's robot. `_ctrl` is the simulator's own array of all actuators' inputs, and `size` is
+        # the length of the robot's action. `cache` maps robosuite's controllers to faster ones.
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indices = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
         controllers, is_enabled = self._composite.part_controllers, robot._enabled_parts
         enabled_parts = [name for name in controllers if is_enabled.get(name, False)]
+        # Maps each enabled part, such as an arm or a gripper, to the function that computes its actuators' inputs.
         self._laws = {name: _find_run(controllers[name], _Controller15, cache) for name in enabled_parts}
         # `__self__` of a bound method is the faster controller, or robosuite's own controller if there is none.
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
@@ -309,6 +342,9 @@ class _Robot15:
         self._low, self._high = limits[self._all_actuators].T.copy()
 
     def control(self, action: Floats) -> None:
+        # Write the inputs of this robot's actuators for the current substep. `action` is not used, because the goals of
+        # all parts were set in the control step's first substep. Like
+        # robosuite's own method, it stores the inputs of each part in `_applied_action_dict`.
         if not self._can_skip_update:
             self._composite.update_state()
         applied = self._composite._applied_action_dict
@@ -326,6 +362,8 @@ def _find_run(
     controller: Any, make_faster: Callable[[Any], _Controller], cache: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
     """Return the method `run` of a faster controller if there is one, else `controller.run_controller`."""
+    # `controller` is robosuite's. `make_faster` makes a faster one for it, which is stored in `cache`. Both functions
+    # return the inputs of the controller's actuators, such as torques, and differ only in their speed.
     own_run: Callable[[], Floats] = controller.run_controller
     only_sets_speeds = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
     if only_sets_speeds and _has_known_source(controller, "update"):
@@ -342,15 +380,18 @@ class _SpeedController15:
     """A faster controller of a gripper or mobile base in robosuite 1.5. The controller's goal is already set."""
 
     def __init__(self, controller: Any) -> None:
+        # The indices of the controller's joints in MuJoCo's `qpos` and `qvel`.
         self._controller, self._data = controller, controller.sim.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
         low, high = np.asarray(controller.actuator_min), np.asarray(controller.actuator_max)
+        # Goals from -1 to 1 are scaled to the range of the actuators, unless the controller uses them as they are.
         self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
         self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
         """Return the joints' speeds, and change the controller's state as its own `run_controller` does."""
         controller = self._controller
+        # The goal of each of `J` joints is a speed, or a number from -1 to 1 that is scaled to the actuators' range.
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
         controller.vels = self._middle + self._half * goal if self._is_scaled else goal
@@ -367,11 +408,13 @@ class _Controller:
     def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
+        # `controller` is robosuite's. `site` is the name of the site that it moves, such as the end effector's; None =
+        # the controller moves joints only. `_joints` and `_dofs` are its joints' indices in MuJoCo's `qpos` and `qvel`.
         self._mujoco_functions, self._controller = mujoco, controller
         simulation = controller.sim
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
-        self._jacobian = np.empty((6, model.nv))
+        self._jacobian = np.empty((6, model.nv))  # of the site, for all joints of the model: translation, then rotation
         # Unpack the numbers 1, 2, ... as a packed mass matrix, to find where MuJoCo stores each entry of the matrix.
         # 0 = the entry is not stored, because the two joints do not affect each other.
         entry_numbers = np.empty((model.nv, model.nv))
@@ -381,28 +424,34 @@ class _Controller:
         self._has_uncoupled = bool(self._is_uncoupled.any())
         self._site = None if site is None else int(simulation.model.site_name2id(site))
         if self._site is not None:
+            # Views of the site's current position [3] in m and rotation matrix [3, 3].
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
         interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
         is_operational = _has_known_source(controller, "run_controller", "OperationalSpaceController")
         self._is_operational = is_operational and not any(interpolators)
+        # robosuite's module with the functions of the control law, such as `opspace_matrices`.
         self._laws = sys.modules[type(controller).__module__]
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
     def run(self) -> Floats:
         """Return the same result as the controller's own `run_controller`, and change its state in the same way."""
+        # The result has the inputs of the controller's actuators, such as the torques [J] of `J` joints in N·m.
         controller = self._controller
-        if controller.new_update:
+        if controller.new_update:  # the controller's copies of positions, velocities and matrices are outdated
             self._update()
         return self._law()
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return operational space control's torques [J] for errors in position [m] and rotation [rad], each [3]."""
         # `velocities` has the linear [m/s] and the angular velocity [rad/s] of the end effector, each [3].
+        # The arithmetic and its order are those of robosuite, so that results are identical. `laws` is robosuite's
+        # module.
         controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix
-        kp, kd = controller.kp, controller.kd
+        kp, kd = controller.kp, controller.kd  # stiffness and damping [6]: three for position, three for rotation
         force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
         torque = errors[1] * kp[3:6] + -velocities[1] * kd[3:6]
         jacobian = controller.J_full
+        # The effective mass matrices at the end effector, and a projection to motions that do not move it.
         lambda_full, lambda_pos, lambda_ori, nullspace = laws.opspace_matrices(
             mass, jacobian, controller.J_pos, controller.J_ori
         )
@@ -411,6 +460,7 @@ class _Controller:
         else:
             wrench = np.dot(lambda_full, np.concatenate([force, torque]))
         torques: Floats = np.dot(jacobian.T, wrench) + self._data.qfrc_bias[self._dofs]
+        # Further torques pull the joints to their initial positions without moving the end effector.
         joint_state = controller.initial_joint, controller.joint_pos, controller.joint_vel
         torques += laws.nullspace_torques(mass, nullspace, *joint_state)
         controller.torques, controller.new_update = torques, True
@@ -422,15 +472,19 @@ class _Controller:
         return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
 
     def _fill_jacobian(self, site: int | None) -> None:
+        # Write the Jacobian of this site to `_jacobian` [6, nv]: the rows of translation, then the rows of rotation.
         self._mujoco_functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
 
     def _site_velocities(self) -> tuple[Floats, Floats]:
-        # Return the linear and the angular velocity of the site of the latest `_fill_jacobian`.
+        # Return the linear [m/s] and the angular velocity [rad/s], each [3], of the site of the latest
+        # `_fill_jacobian`.
         qvel = self._data.qvel
         return np.dot(self._jacobian[:3], qvel), np.dot(self._jacobian[3:], qvel)
 
     def _read_joints(self) -> None:
-        # Copy the joints' state and their mass matrix into the controller.
+        # Copy the positions and velocities of the controller's `J` joints, and their mass matrix [J, J], from the
+        # simulator into robosuite's controller, and mark the controller as up to date. `qM` is MuJoCo's packed mass
+        # matrix.
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
         mass = data.qM.take(self._mass_entries)
@@ -443,9 +497,11 @@ class _Controller:
 class _Controller14(_Controller):
     # Faster controller of an arm in robosuite 1.4.
     def __init__(self, controller: Any) -> None:
-        super().__init__(controller, controller.eef_name)
+        super().__init__(controller, controller.eef_name)  # `eef_name` is the name of the end effector's site
 
     def _update(self) -> None:
+        # Do what robosuite 1.4's `Controller.update` does: copy the pose and velocity of the end effector, the Jacobian
+        # and the joints' state from the simulator into the controller.
         controller = self._controller
         controller.sim.forward()
         jac = self._read_jacobian()
@@ -456,6 +512,7 @@ class _Controller14(_Controller):
         self._read_joints()
 
     def _solve(self) -> Floats:
+        # Return operational space control's torques [J] in N·m for the end effector's distance from its goal pose.
         controller = self._controller
         rotation = self._laws.orientation_error(np.array(controller.goal_ori), controller.ee_ori_mat)
         errors = controller.goal_pos - controller.ee_pos, rotation
@@ -465,15 +522,18 @@ class _Controller14(_Controller):
 class _Controller15(_Controller):
     # Faster controller of an arm or another part in robosuite 1.5.
     def __init__(self, controller: Any) -> None:
-        super().__init__(controller, controller.ref_name)
+        super().__init__(controller, controller.ref_name)  # the name of the site that the controller moves; may be None
         self.has_center = self._is_operational
         """True if this controller updates its own origin, so that the composite controller does not need to."""
         if self.has_center:
+            # The site at the origin of this part of the robot, and views of its current position and rotation matrix.
             name = f"{controller.naming_prefix}{controller.part_name}_center"
             self._center = center = int(controller.sim.model.site_name2id(name))
             self._origin = self._data.site_xpos[center], self._data.site_xmat[center].reshape(3, 3)
 
     def _update(self) -> None:
+        # Do what robosuite 1.5's `Controller.update` does: copy the pose and velocity of the site, the Jacobian and the
+        # joints' state from the simulator into the controller.
         controller = self._controller
         if not controller.lite_physics:
             controller.sim.forward()
@@ -485,8 +545,11 @@ class _Controller15(_Controller):
         self._read_joints()
 
     def _solve(self) -> Floats:
+        # Return operational space control's torques [J] in N·m for the site's distance from its goal pose. The
+        # velocities are relative to the origin of this part of the robot.
         controller = self._controller
         controller.update_origin(self._origin[0].copy(), self._origin[1].copy())
+        # If the goal is given in the frame of the origin ("base"), convert it to the world's frame.
         position, orientation = controller.goal_pos, controller.goal_ori
         if controller.input_ref_frame == "base":
             position = controller.origin_pos + np.dot(controller.origin_ori, position)

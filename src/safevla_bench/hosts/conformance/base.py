@@ -42,6 +42,7 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
+        # Returns the host's task with this trial's suite and index. Raises `StopIteration` if there is no such task.
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -58,6 +59,7 @@ class TrialRun:
     elsewhere: Batch
 
     def __str__(self) -> str:
+        # Returns the text that identifies this run in failure messages, such as `libero-goal task 0`.
         return str(self.trial)
 
 
@@ -80,11 +82,12 @@ def run_actions(
     """Reset, take the `N` actions in `actions`, [N, A], and return the episode: a one-episode batch with `N + 1`
     records. The episode does not stop at success. Before each step, `before` is called with the step's action.
     """
+    # `env` is one task in a simulator with a recorder. `seed` determines the episode's start, including settling steps.
     env.reset(seed)
     for action in actions:
         if before:
             before(action)
-        env.step(action.copy())
+        env.step(action.copy())  # a copy, so that an environment which changes its argument does not change `actions`
     return env.recorded()
 
 
@@ -92,6 +95,7 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
     """Return the dotted name of a field in which two batches differ, such as `contacts.force_n`; None if all bits are
     equal. Arrays are compared by dtype, shape and bytes, so identical NaNs count as equal.
     """
+    # `name` is put before each dotted name. The dictionaries map the dotted names of all values to the values.
     first_leaves, second_leaves = dict(_list_leaves(first, name)), dict(_list_leaves(second, name))
     missing = object()  # differs from every value, even from None
     for path in (*first_leaves, *second_leaves):
@@ -102,6 +106,8 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
 
 def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     # Yields (dotted name, comparable value) for each value in nested structs, dataclasses, mappings and sequences.
+    # `name` is the dotted name of `value` itself; "" at the top, where `strip` removes the leading dot of names.
+    # An array becomes a tuple of dtype, shape and bytes. Other values that contain no values are yielded unchanged.
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
@@ -152,11 +158,13 @@ class HostRules:
 
     def host(self) -> Host:
         """Make a host by calling `factory` without arguments; each call returns a new host."""
+        # `factory` is a class attribute such as "package.module:HostClass". Without arguments, the host has defaults.
         host: Host = resolve_name(self.factory)()
         return host
 
     def actions(self, env: HostEnv) -> Floats:
-        """Return `steps` actions, [N, A], drawn uniformly within the bounds; each call returns the same actions."""
+        """Return actions, [steps, A], drawn uniformly within the bounds; each call returns the same actions."""
+        # `steps` is an attribute of the class. `A` is the number of values in an action; each value has its own bounds.
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
@@ -164,40 +172,53 @@ class HostRules:
         the state after the seed's settling steps, then the state after each of the `N` actions. This method is a hook:
         its rule is skipped unless a subclass implements the method.
         """
-        raise NotImplementedError
+        # `seed` determines the start and the number of settling steps. `actions` is [N, A]; `S` is the state's size.
+        raise NotImplementedError  # the rule catches this error, and skips the test
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
         """Reset, then act until both fingers hold a body; return its recorded name. Optional hook: see `bare`."""
-        raise NotImplementedError
+        # The hook calls `env.reset(seed)` and `env.step`. Rules then check the record that `env` made of these calls.
+        # The recorded name is the body's name in the record, which may differ from its name in the simulator.
+        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
         """Reset, then close the gripper in the air. Optional hook: see `bare`."""
-        raise NotImplementedError
+        # The hook calls `env.reset(seed)` and `env.step`. A rule then checks that no record has a grip.
+        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
         """Reset, then touch a body with exactly one finger; return its recorded name. Optional hook: see `bare`."""
-        raise NotImplementedError
+        # The hook calls `env.reset(seed)` and `env.step`. A rule then checks that the last record has the contact, but
+        # no grip. The recorded name is the body's name in the record.
+        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
         """Reset, then move a tracked body by a few centimeters; return its recorded name. Optional hook: see `bare`."""
-        raise NotImplementedError
+        # The hook calls `env.reset(seed)` and `env.step`. A rule then checks that the recorded positions do not lag.
+        # A tracked body is a body whose position is recorded.
+        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset. Then lift a body off another body, put it back, release it, and wait until it rests. Return the lifted
         body's recorded name and mass [kg]. Optional hook: see `bare`.
         """
-        raise NotImplementedError
+        # The hook calls `env.reset(seed)` and `env.step`. A rule then compares the forces in the last record with the
+        # body's weight. The recorded name is the body's name in the record.
+        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset, then act until a tracked body has turned about the vertical. Return its recorded name and the angle of
         its turn since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
         """
-        raise NotImplementedError
+        # The hook calls `env.reset(seed)` and `env.step`. A rule then compares the recorded rotation with the angle.
+        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Return an upright image of record 0 from this camera, uint8 [H, W, 3], rendered independently of
         observations. By default, the host's `stage` renders the image. If the host has no `stage`, the rule is skipped.
         """
+        # `episode` is a batch with one episode, which was recorded after a reset. `size` is (H, W) in pixels.
+        # If the host has no `stage`, the call raises `NotImplementedError`, and the rule skips the test.
         host = self.host()
         with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
@@ -206,16 +227,19 @@ class HostRules:
         """Disable rules that cannot be tested, by setting them to None: the rules of each hook that is None, and the
         image rules if no entry of `other_wants` has a camera. Rules that the subclass defines are kept.
         """
+        # A rule is a test method. `_HOOK_RULES` maps the name of each optional hook to the names of its rules.
+        # A host's author sets a hook to None if the host cannot do what the hook is for, such as gripping.
         if not hasattr(cls, "trials"):
             return  # a class without `trials` only groups rules
         unused = [rule for hook, rules in _HOOK_RULES.items() if getattr(cls, hook) is None for rule in rules]
         if not any(wants.cameras for wants in cls.other_wants):
             unused += _IMAGE_RULES
-        for rule in set(unused) - set(vars(cls)):
+        for rule in set(unused) - set(vars(cls)):  # `vars(cls)` has the rules that the subclass itself defines
             setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        # Runs each rule with a parameter `run` once for each trial.
+        # pytest calls this for each test method (rule). A rule with a parameter `run` is run once for each trial, which
+        # is a task to test. `indirect` passes the trial to the fixture `run`; the rule gets the fixture's result.
         if "run" in metafunc.fixturenames:
             ids = [f"{trial.suite}-{trial.index}" for trial in self.trials]
             metafunc.parametrize("run", self.trials, ids=ids, indirect=True, scope="class")
@@ -223,13 +247,16 @@ class HostRules:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
-        # `request.param` is a `Trial`. All rules of the class share the run of a trial.
+        # Yields a trial's recorded episodes to the rules. `request.param` is a `Trial`, which is a task to test.
+        # All rules of the class share the run of a trial; its environment is closed after the last rule.
         with cls().open_run(request.param) as run:
             yield run
 
     @contextmanager
     def open_run(self, trial: Trial) -> Iterator[TrialRun]:
         """Run a trial's episode twice in one environment and once in another, and yield the `TrialRun`."""
+        # A `TrialRun` has the three recorded episodes, the actions [N, A], and the first environment, which stays open
+        # until the `with` block ends. `Wants()` requests neither images nor privileged state.
         host = self.host()
         task = trial.find_task(host)
         with closing(host.make(task, Wants())) as env:
@@ -240,26 +267,32 @@ class HostRules:
 
     def run_hook(self, hook: str) -> HookRun:
         """Return the cached run of a hook for the first trial; skip the test if the hook is not implemented."""
+        # `hook` is the name of a method that brings about a situation, such as `hold`. The `HookRun` has its result and
+        # the episode that the hook produced. The cache is per class, so all rules of a class share one run of a hook.
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy considers a class unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Run an episode from `self.seed` in a new environment of a new host, and return its batch."""
+        # `wants` lists what observations must contain. `actions` is [N, A], so the one-episode batch has N + 1 records.
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
 
 
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
-    # Calls the hook, and logs what the hook does to the environment.
+    # Calls the method of `rules` with the name `hook` in an environment of the first trial's task. Returns the hook's
+    # result and the episode since its last reset: batch, actions [N, A] and N + 1 observations.
+    # Skips the test if the hook is not implemented.
     host_rules = rules()
     host, calls = host_rules.host(), list[tuple[Any, Observation]]()
 
     def log_call(call: Callable[[Any], Any], argument: Any) -> Any:
+        # Replaces `env.reset` and `env.step`; `call` is the original method, and `argument` is its only argument.
         # Logs the calls since the last reset: (seed or action, observation) for each call.
-        if isinstance(argument, EpisodeSeed):
+        if isinstance(argument, EpisodeSeed):  # a reset
             calls.clear()
         logged_argument = copy(argument)  # the environment or the hook may change the array of an action
-        result = call(argument)
+        result = call(argument)  # an observation from `reset`; (observation, success) from `step`
         calls.append((logged_argument, result if isinstance(result, Observation) else result[0]))
         return result
 
@@ -267,12 +300,13 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
         for method in ("step", "reset"):
             wrap_method(env, method, log_call)
         result = call_hook(lambda: getattr(host_rules, hook)(env, host_rules.seed), hook)
-        (_seed, *actions), observations = zip(*calls, strict=True)
+        (_seed, *actions), observations = zip(*calls, strict=True)  # the first call is the reset
         return HookRun(result, env.recorded(), np.array(actions), observations, env.coordinates())
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:
     """Map the name of each tracked body to the body's positions in N records, [N, 3] in meters."""
+    # Only the first episode of `batch` counts. `bodies` [P] are indices of bodies, and `positions` is [N, P, 3].
     bodies, positions = batch.body_pos_m.episode_poses(0)
     return {batch.body_label(int(body)): positions[:, column] for column, body in enumerate(bodies)}
 
@@ -285,7 +319,7 @@ def require(holds: bool, failure: str) -> None:
 
 def require_same(first: object, second: object, failure: str) -> None:
     """Fail the test if two batches differ in any bit. The report shows `failure` and the first field that differs."""
-    difference = first_difference(first, second)
+    difference = first_difference(first, second)  # the dotted name of a field; None if the batches are equal
     require(not difference, f"{failure}; the first difference is in {difference}.")
 
 
@@ -293,6 +327,7 @@ def require_error(call: Callable[[], object], kind: type[SafevlaError], call_tex
     """Return the message of the error that `call` raises. Fail the test unless `call` raises an error of the
     type `kind`. `call_text` describes the call in the failure message.
     """
+    # `SafevlaError` is the base class of this package's errors.
     try:
         call()
     except kind as error:
@@ -304,6 +339,7 @@ def require_error(call: Callable[[], object], kind: type[SafevlaError], call_tex
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
     """Return the result of `call`. If it raises `NotImplementedError`, skip the test and report `hook`."""
+    # `hook` is the name of the optional method that `call` calls. The method of the base class raises this error.
     try:
         return call()
     except NotImplementedError:
@@ -312,6 +348,7 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 
 def skip_unless_repeatable(run: TrialRun) -> None:
     """Skip the test if the run's three episodes differ in any bit, because then comparing episodes is meaningless."""
+    # All three have the same seed and actions: two in one environment (`batch`, `again`), one in another (`elsewhere`).
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
         pytest.skip(
             "the same actions gave a different episode; the rules test_the_same_seed_and_actions_... report this"

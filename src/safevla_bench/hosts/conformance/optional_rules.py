@@ -39,7 +39,7 @@ class TaskRules(HostRules):
         """Fail unless the host has a name and suites, each listed once, with tasks. Each task must have names, an
         instruction, a unique id and an initial state. Indices count from 0. A second instance must list the same tasks.
         """
-        host, second_host = self.host(), self.host()
+        host, second_host = self.host(), self.host()  # each call makes a new host
         suites = host.suites()
         require(bool(host.name) and bool(suites), "The host has no name or no suites.")
         require(len(set(suites)) == len(suites), f"A suite is listed twice: {suites}.")
@@ -58,6 +58,7 @@ class TaskRules(HostRules):
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
         """Fail unless `tasks`, called with an unknown suite, raises a `HostError` that names the first suite."""
+        # `require_error` fails the test unless the call raises a `HostError`, and returns the error's text.
         text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "tasks() for an unknown suite")
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists no suites: {text}")
 
@@ -65,6 +66,7 @@ class TaskRules(HostRules):
         """Fail unless `versions()` returns at least one version, no version is empty, and the record's header has the
         same versions. The rule lists the suite's tasks first, because listing may add the version of the suite's files.
         """
+        # `versions` maps the name of each package that the simulation depends on to the package's version.
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
@@ -78,13 +80,15 @@ class TaskRules(HostRules):
         two further checks follow. Settling with `wait_action` = None must give the same episode as with `Task.still`.
         Settling with the upper bounds as the action must give a different episode.
         """
+        # `Task.still` is the action [A] that moves nothing and opens the gripper; `low` and `high` are [A], too.
+        # `wait_action` is the action of settling steps, which are taken before record 0; None means `Task.still`.
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         failure = f"{run}: `Task.still` has {still.size} numbers, but an action has {low.size}."
         require(still.shape == low.shape, failure)
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
         skip_unless_repeatable(run)
-        # Each of the three episodes has only record 0, after two settling steps.
+        # Each of the three episodes has only record 0, after two settling steps, because `run.actions[:0]` is empty.
         by_default, by_still, by_highest = (
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
@@ -98,11 +102,13 @@ class TaskRules(HostRules):
         The speed is measured over two steps with `Task.still`. If `Task.still` has the wrong length, this rule passes,
         because the rule on `Task.still` fails.
         """
+        # `Task.still` is the action [A] that moves nothing. A tracked body is a body whose position is recorded.
+        # `wait_steps` is a fixed number of settling steps; `rest_steps` limits the steps that end when objects rest.
         if len(run.task.still) != len(run.env.action_low):
             return
-        still = np.array([run.task.still] * 2)
+        still = np.array([run.task.still] * 2)  # the actions of the two steps after record 0, [2, A]
         batch = run_actions(run.env, replace(self.seed, wait_steps=0, rest_steps=_REST_STEPS), still)
-        for name, path in tracked_paths(batch).items():
+        for name, path in tracked_paths(batch).items():  # `path` [3, 3]: the body's positions in three records [m]
             speed = float(np.linalg.norm(np.diff(path, axis=0), axis=1).max(initial=0)) / run.env.dt_s
             failure = f"{run}: {name} moves at {speed:.2f} m/s after settling with rest_steps={_REST_STEPS}."
             require(speed <= _AT_REST_M_PER_S, failure)
@@ -129,6 +135,8 @@ class OptionalRules(HostRules):
         """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
         `HostError` for undeclared cameras, extra observations or absolute poses. So must `reset` for undeclared starts.
         """
+        # `supports` holds the host's declarations. `Wants` lists what a policy wants to observe, and `absolute` means
+        # actions that are poses in the world frame. `other_wants` are the requests that this test class also tries.
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
@@ -151,8 +159,10 @@ class OptionalRules(HostRules):
         one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)
+        # `changed` and `changeable` are sets of names of physical quantities.
         if not two_changes.changed <= supports.changeable:
             starts.append(replace(self.seed, change=two_changes))
+        # Without fixed initial states, every start is drawn at random, so `drawn` changes nothing.
         if task.init_states and not supports.drawn:
             starts.append(replace(self.seed, drawn=True))
         for start in (*starts, replace(self.seed, recorded=one_number)):
@@ -163,10 +173,12 @@ class OptionalRules(HostRules):
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode. Also fail if
         `latest()` differs from the same record of the whole episode in any field except success and dropped pairs.
         """
+        # `recorded()` returns the episode up to now, and `latest()` only the newest record, as a one-record batch.
         env, latest_records = run.env, list[Batch]()
         skip_unless_repeatable(run)
 
         def read_records(_: Action) -> None:
+            # Is called before each step. Then the newest record is that of the previous step, or record 0.
             env.recorded()  # only tests whether the call has side effects
             latest_records.append(env.latest())
 
@@ -183,9 +195,10 @@ class OptionalRules(HostRules):
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
         """Fail if `run_fast(False)` changes the episode. Passes if the environment has no method `run_fast`."""
-        if type(run.env).run_fast is HostEnv.run_fast:
+        if type(run.env).run_fast is HostEnv.run_fast:  # the method of the base class does nothing
             return
         skip_unless_repeatable(run)
+        # By default, an environment is fast: it skips computations that the simulator would repeat with equal results.
         run.env.run_fast(False)
         full = run_actions(run.env, self.seed, run.actions)
         run.env.run_fast(True)
@@ -195,6 +208,8 @@ class OptionalRules(HostRules):
         """Fail if rendering only every third step changes the episode or a rendered image, or if another step has
         images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
+        # `wants` is the first request for images among those that this test class tries; None if there is none.
+        # `render_next(False)` makes the next step skip rendering. The base class's method does nothing.
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
             return
@@ -203,11 +218,11 @@ class OptionalRules(HostRules):
             closing(self.host().make(run.task, wants)) as full_env,
             closing(self.host().make(run.task, wants)) as sparse_env,
         ):
-            full, sparse = full_env.reset(self.seed), sparse_env.reset(self.seed)
+            full, sparse = full_env.reset(self.seed), sparse_env.reset(self.seed)  # observations
             for step in range(len(run.actions) + 1):
                 # The observation of step 0 is that of the reset, which always has images.
                 for camera, image in full.images.items():
-                    expected = image if step % _RENDER_EVERY == 0 else None
+                    expected = image if step % _RENDER_EVERY == 0 else None  # None = the image must be missing
                     failure = f"{run}: the image of {camera} at step {step} is wrong if only some steps are rendered."
                     require(first_difference(expected, _read_image(sparse, camera)) is None, failure)
                 if step < len(run.actions):
@@ -225,12 +240,16 @@ class OptionalRules(HostRules):
         """Fail if coordinates lie outside the state, overlap or have a wrong size, or if a tracked body is more than 1
         cm from its recorded position. Passes if the host has neither coordinates nor `states`.
         """
+        # The state is the simulator's flat state, recorded as `sim_state` [N + 1, width]. A coordinate is a part
+        # of the state: `size` numbers from index `first` on, with a `name` and a `kind` (position or rotation).
+        # The host declares `states` if episodes can start from a recorded state.
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
         if not (coordinates or self.host().supports.states):
             return
         width = batch.sim_state.episode_rows(0).shape[1]
         require(bool(coordinates), f"{run}: coordinates() returns none, but the host supports `states`.")
+        # The indices in the state of all numbers of all coordinates.
         entries = [part.first + offset for part in coordinates for offset in range(part.size)]
         require(len(set(entries)) == len(entries), f"{run}: two coordinates name the same entry of the state.")
         failure = f"{run}: a coordinate lies outside the state, which has the size {width}."
@@ -238,6 +257,7 @@ class OptionalRules(HostRules):
         for coordinate in coordinates:
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
+        # Both map names to positions [N + 1, 3] in m: of tracked bodies as recorded, and of coordinates in the states.
         paths, state_paths = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in state_paths.keys() & paths.keys():
             error_m = float(np.linalg.norm(state_paths[name] - paths[name], axis=1).max(initial=0))
@@ -247,12 +267,14 @@ class OptionalRules(HostRules):
         """Fail if the recorded path of the body that `move_object` moves is more than 0.6 control steps late on
         average. The true path is from privileged state, or else from `sim_state`. Skipped if neither contains the path.
         """
+        # The hook `move_object` acts until a body has moved. Its result is the body's name, and `run.batch` the record.
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
-        paths = tracked_paths(batch)
+        paths = tracked_paths(batch)  # maps names of bodies to their recorded positions, [N, 3] in m
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
         states = [observation.privileged for observation in run.observations if observation.privileged]
         seen_path_m = np.array([state.body_pos_m[body] for state in states])
+        # The body's true path [N, 3]; None if no coordinate of the simulator's state has the body's name.
         path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)
         if path_m is None or len(path_m) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
@@ -269,6 +291,8 @@ class OptionalRules(HostRules):
         """Fail unless pictures of the first and last record have the requested size, are equal when rendered again, and
         show bodies at their recorded positions. Passes if the host has no `stage`.
         """
+        # A host with the ability `pictures` has the method `stage`, which prepares a recorded episode for rendering.
+        # `paths` maps the name of each tracked body to its recorded positions, [N, 3] in m.
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
             return
@@ -276,11 +300,12 @@ class OptionalRules(HostRules):
         shown_bodies = tuple(paths)[:1]  # one tracked body; () if the record has no tracked body
         with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
-                camera = stage.aim(step, shown_bodies, _PICTURE_SIZE)
+                camera = stage.aim(step, shown_bodies, _PICTURE_SIZE)  # a camera that shows these bodies well
                 picture, again = (stage.render(step, camera, _PICTURE_SIZE, shown_bodies) for _ in range(2))
                 shape, dtype = picture.image.shape, picture.image.dtype.name
                 failure = f"{run}: a picture has the type and shape {dtype} {shape}; expected uint8 {size}."
                 require(dtype == "uint8" and shape == size, failure)
+                # `seen` is 1 at pixels that show the first of `shown_bodies`, and 0 at all other pixels.
                 fits = picture.seen.shape == _PICTURE_SIZE and set(np.unique(picture.seen)) <= {0, 1}
                 failure = f"`seen` must hold 0 or 1 for each pixel of the picture; its shape is {picture.seen.shape}."
                 require(fits, f"{run}: {failure}")
@@ -295,7 +320,8 @@ class OptionalRules(HostRules):
 
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:
-    # Returns a camera's image; None if it was not rendered.
+    # Returns a camera's image, [H, W, 3]; None if it was not rendered. Then the observation has a placeholder, which
+    # raises `PolicyError` when an image is read.
     try:
         return observation.images[camera]
     except PolicyError:
@@ -303,13 +329,15 @@ def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | No
 
 
 def _comparable_record(batch: Batch, step: int) -> Batch:
-    # Returns one record. Header fields whose values may change until the episode ends get fixed values.
+    # Returns the record with the index `step` of a one-episode batch, as a batch with one record.
+    # Header fields whose values may change until the episode ends get fixed values.
     header = msgspec.structs.replace(batch.headers[0], success=False, dropped_pairs=None)
     return replace(select_record(batch, step), headers=(header,))
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
-    # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's `N` states.
+    # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's `N` states [N, S] in `batch`.
+    # A coordinate is a named part of the state, which begins at the index `first`. Other kinds and sizes are left out.
     states: Floats = batch.sim_state.episode_rows(0)
     first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}
     return {name: states[:, first : first + 3] for name, first in first_entries.items()}

@@ -44,15 +44,17 @@ class RecordRules(HostRules):
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
         """Fail unless `N` actions always give `N + 1` records, and the records hold these actions."""
+        # A one-episode batch has the episode's number of records in `lengths[0]`.
         lengths: list[int] = []  # the number of records before each step
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
             require(records == steps + 1, f"{run}: the number of records after {steps} actions is {records}.")
-        recorded = run.batch.action.episode_rows(0)
+        recorded = run.batch.action.episode_rows(0)  # [N, A]
         require(np.array_equal(recorded, run.actions), f"{run}: the recorded actions differ from the given actions.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark, id and instruction, and the index and seed of the start."""
+        # `seed` holds the values that determine the start: the initial state's index and the environment's seed.
         header, task, seed = run.batch.headers[0], run.task, self.seed
         instruction = run.env.reset(seed).instruction  # the instruction may name objects that the reset draws
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
@@ -63,6 +65,8 @@ class RecordRules(HostRules):
         """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
         if no body has the role robot, or if a body does not have the role that the trial's `roles` gives it.
         """
+        # `target` is the name of the task's target object, or None. `roles` maps each recorded body to its role, such
+        # as `robot` or `target`. The trial has the roles that the host's author expects.
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
         if expected is None:
@@ -76,6 +80,7 @@ class RecordRules(HostRules):
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
         """Fail if the default ruleset cannot score the record with the host's registries and capabilities."""
+        # `registries` are files with the tasks' tags, which select the specifications to judge.
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -85,16 +90,19 @@ class RecordRules(HostRules):
         """Fail unless `dt` lies between 0.1 ms and 2 s and equals the environment's `dt_s`. If states are recorded and
         `state_begins_with_time` is true, the times of successive states must also differ by `dt`.
         """
-        dt = run.batch.headers[0].dt
+        dt = run.batch.headers[0].dt  # duration of a control step [s]
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
         require(dt == run.env.dt_s, f"{run}: the record's dt is {dt}, but the environment's dt_s is {run.env.dt_s}.")
         if self.state_begins_with_time and run.batch.sim_state.present.all():
+            # The simulator's states are [N + 1, S]; column 0 is the time [s].
             intervals_s = np.diff(run.batch.sim_state.episode_rows(0)[:, 0])
             wrong = np.flatnonzero(~np.isclose(intervals_s, dt, rtol=1e-6))
             require(not len(wrong), f"{run}: two records are {intervals_s[wrong[:1]]} s apart, but dt is {dt}.")
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector's speed is 50 m/s or more."""
+        # Each `path` holds positions of one body or of the end effector, [records, 3]. The limits are generous: they
+        # only reveal a wrong unit, such as millimeters.
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             extent_m = float(np.abs(path).max(initial=0))
@@ -111,18 +119,20 @@ class RecordRules(HostRules):
         and the end effector must move by less than 1 mm in the frame of the hand's first part. Passes if the record has
         no geometry. The hand is not checked if the record has no end effector.
         """
+        # The geometry is the recorded description of the scene's rigid parts; each part may belong to a body.
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
         if scene is None:
             return
+        # Indices of the bodies without a recorded position. `recorded_bodies` includes bodies placed by the geometry.
         unplaced = {*range(len(run.batch.body_name))} - recorded_bodies(fields, "body_pos_m", 0)
         names = ", ".join(map(run.batch.body_label, sorted(unplaced)))
         require(not unplaced, f"{run}: the geometry has no pose of {names}.")
-        eef_pos_m = run.batch.eef_pos_m.episode_rows(0)
+        eef_pos_m = run.batch.eef_pos_m.episode_rows(0)  # world frame, [N, 3]; empty if not recorded
         if not len(eef_pos_m):
             return
         require(len(scene.geometry.hand) > 0, f"{run}: the geometry names no part of the hand.")
-        palm = scene.place(scene.geometry.hand[0])
+        palm = scene.place(scene.geometry.hand[0])  # poses in the world: positions [N, 3] and quaternions wxyz [N, 4]
         # The conjugate quaternion rotates vectors from the world frame to the frame of the hand's first part.
         eef_in_hand_m = rotate(palm.quaternion * [1.0, -1.0, -1.0, -1.0], eef_pos_m - palm.position)
         shift_m = float(np.linalg.norm(eef_in_hand_m - eef_in_hand_m[0], axis=1).max())
@@ -134,6 +144,7 @@ class RecordRules(HostRules):
         """
         if not run.batch.joint_torque_nm.present.all():
             return
+        # `torques` is [records, joints], and `limits` is [joints], both in N·m. The factor 50 reveals a wrong unit.
         header, torques = run.batch.headers[0], np.abs(run.batch.joint_torque_nm.episode_rows(0))
         limits = np.array(header.torque_limit_nm)
         require(limits.size > 0, f"{run}: there are no torque limits for the embodiment {header.embodiment!r}.")
@@ -147,6 +158,8 @@ class ContactRules(HostRules):
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
         """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
+        # Records leave out contacts that last from the start, such as a cup's with the table, and contacts within the
+        # robot. `roles` maps the names of bodies to roles; `a` and `b` are the names of two touching bodies.
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             are_robot = [roles[name] == "robot" for name in (a, b)]
@@ -155,6 +168,8 @@ class ContactRules(HostRules):
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
+        # The header's `dropped_pairs` lists pairs of bodies whose contacts are left out, or is None. A resting contact
+        # is left out until it ends. Two robot bodies touch by design, so their contact is left out of all records.
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
@@ -165,6 +180,7 @@ class ContactRules(HostRules):
 
     def test_what_both_fingers_hold_is_named(self) -> None:
         """Fail unless, in the last record of the hook `hold`, `gripper_contact` is true and the held body is named."""
+        # The hook acts until both fingers hold a body. Its result is the body's name, and `run.batch` is the record.
         run = self.run_hook("hold")
         body, batch = run.result, run.batch
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None  # -1 = no body
@@ -173,16 +189,20 @@ class ContactRules(HostRules):
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
         """Fail if any record of the hook `close_on_nothing` has a grip or a contact between two robot bodies."""
+        # The hook closes the gripper in the air. `gripping` and `gripped` have one value per record: whether the
+        # gripper has contact, and the index of the held body (-1 = none).
         batch = self.run_hook("close_on_nothing").batch
         require(not batch.gripping.any(), "The gripper is closed on nothing, but gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, but gripped_body names a body.")
         roles = batch.body_roles(0)
         pairs = (pair for record in range(int(batch.lengths[0])) for pair in contact_pairs(batch, record))
         for a, b in pairs:
+            # The set is {"robot"} only if both bodies belong to the robot, such as two fingers.
             require({roles[a], roles[b]} != {"robot"}, f"Records must leave out the contact between {a} and {b}.")
 
     def test_one_finger_is_no_grip(self) -> None:
         """Fail unless the hook `touch_with_one_finger` ends with a recorded contact of robot and body, but no grip."""
+        # The hook touches a body with exactly one finger. Its result is the body's name; `run.batch` is the record.
         run = self.run_hook("touch_with_one_finger")
         body, batch = run.result, run.batch
         last, roles = int(batch.lengths[0]) - 1, batch.body_roles(0)
@@ -193,6 +213,8 @@ class ContactRules(HostRules):
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
     """Return the names of each pair of touching bodies in one record of a batch with one episode."""
+    # Contacts are listed in the order of records: record `k` has the contacts `starts[k]` to `starts[k + 1] - 1`.
+    # `a` and `b` hold the indices of the two bodies of each contact.
     contacts = batch.contacts
     rows = slice(contacts.starts[record], contacts.starts[record + 1])
     return [
@@ -209,10 +231,12 @@ class RepeatRules(HostRules):
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
         """Fail if two episodes with the same seed and actions in one environment differ in any bit."""
+        # `run` has the two recorded episodes, `batch` and `again`.
         require_same(run.batch, run.again, f"{run}: an episode changes when it is repeated in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
         """Fail if an episode differs in any bit from its repetition in a new environment of a new host."""
+        # `run` has both recorded episodes: `batch`, and `elsewhere` from the new environment.
         require_same(run.batch, run.elsewhere, f"{run}: an episode changes when it is repeated in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
@@ -220,17 +244,20 @@ class RepeatRules(HostRules):
         states are recorded, or if `bare` does not return `N + 1` states for `N` actions. Skipped without `bare`. If the
         hook `hold` exists, the rule also compares the states of its motion, which has contacts.
         """
+        # The hook `bare` simulates an episode without the recorder. `_compare_bare` calls it and fails on a difference.
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
         if run.trial == self.trials[0] and self.hold is not None:
             try:
-                actions = self.run_hook("hold").actions
+                actions = self.run_hook("hold").actions  # the actions [N, A] by which the hook grips a body
             except pytest.skip.Exception:
                 return  # the hook `hold` is not implemented
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
         # Fails unless the states that `bare` returns for these actions equal the recorded states, bit for bit.
+        # `batch` is the recorded episode with the same `actions` [N, A]. The hook `bare` simulates without a recorder.
+        # Both kinds of states are the simulator's flat states, [N + 1, S]. The test is skipped without `bare`.
         bare_states = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
@@ -245,6 +272,8 @@ class RepeatRules(HostRules):
         """Fail if an episode with a request in `other_wants` differs in any bit from an episode with the empty request
         `Wants()`. The header's description of the simulation, such as the renderer, may differ.
         """
+        # `other_wants` are requests for observations, such as images. `run.elsewhere` is an episode with `Wants()` that
+        # was recorded in a new environment, as are the episodes with other requests.
         skip_unless_repeatable(run)
         for wants in self.other_wants:
             without_request = _drop_simulation(run.elsewhere)
@@ -253,7 +282,7 @@ class RepeatRules(HostRules):
 
     def test_images_are_of_the_wanted_size(self) -> None:
         """Fail unless a reset returns an image, uint8 [H, W, 3], of the requested size for each requested camera."""
-        for wants in self.other_wants:
+        for wants in self.other_wants:  # each requests images of `cameras` in `image_size` (height, width)
             host = self.host()
             with closing(host.make(self.trials[0].find_task(host), wants)) as env:
                 images = env.reset(self.seed).images
@@ -266,6 +295,7 @@ class RepeatRules(HostRules):
         """Fail if turning or mirroring an image brings it closer to the reference image from the hook `upright`. Uses
         the first entry of `other_wants` that has cameras. Another rule checks the shape of images.
         """
+        # `images` are the images of the first observation. The hook `upright` renders the same scene independently.
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
         task = self.trials[0].find_task(host)
@@ -290,6 +320,7 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
+            # Is called before each step with the step's valid action [A], and tries invalid actions first.
             # `bad` lacks a number, has an additional dimension, or is not finite.
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
                 call_text = f"{run}: step() with the invalid action {bad}"
@@ -301,7 +332,7 @@ class RepeatRules(HostRules):
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
         """Fail unless a reset raises `HostError` for the index -1 and for the index after the last initial state."""
         if run.task.init_states is None:
-            return
+            return  # the task has no fixed initial states, because seeds draw them
         for index in (run.task.init_states, -1):
             begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
             require_error(begin, HostError, f"{run}: a reset to the initial state {index} of {run.task.init_states}")
@@ -310,7 +341,8 @@ class RepeatRules(HostRules):
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
         starts. Passes if the host refuses `drawn`, no initial states exist, or the next initial state is the same.
         """
-        count = run.task.init_states
+        # A `drawn` start places objects at random, by the seed and the index, instead of in a fixed initial state.
+        count = run.task.init_states  # the number of fixed initial states; None if every start is drawn
         if count is None:
             return
         skip_unless_repeatable(run)
@@ -327,6 +359,7 @@ class RepeatRules(HostRules):
         require(drawn_state == start_state(drawn), f"{run}: the same seed draws different initial states.")
         initial = start_state(self.seed)
         next_initial = start_state(replace(self.seed, init_state_index=(index + 1) % count))
+        # If two initial states are equal, a drawn start may equal them, too, so the test passes.
         is_different = drawn_state != initial or initial == next_initial
         require(is_different, f"{run}: a drawn start equals initial state {index}.")
 
@@ -338,6 +371,7 @@ class RepeatRules(HostRules):
 
 
 def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> float:
+    # Returns the mean absolute difference of the color values (0 to 255) of two images [H, W, 3] of the same shape.
     # Converts one image to float, because differences of uint8 values would wrap around.
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
@@ -360,9 +394,12 @@ class PhysicsRules(HostRules):
         weight, and `net_impulse_ns` the weight times `dt`, both within 5 %. `impulse_ns` must be 0.95 to 2 times the
         weight times `dt`. Unknown values pass.
         """
+        # The hook puts a body down and waits until it rests. Its result is the body's name and mass.
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
+        # Sums over the body's contacts in the last record: force [N] and impulses in one control step [N·s]; NaN =
+        # unknown. A net value is the norm of a vector sum; `impulse_ns` sums the norms of single contacts' impulses.
         net_n, impulse_ns, net_impulse_ns = _sum_contacts(batch, body)
         require(impulse_ns > 0 or net_n > 0, f"{body} was put down, but the last record has no contact under it.")
         if not np.isnan(net_n):
@@ -380,6 +417,7 @@ class PhysicsRules(HostRules):
         """
         run = self.run_hook("turn_object")
         (body, angle_deg), batch = run.result, run.batch
+        # The indices of the P bodies with recorded orientations, and their quaternions wxyz, [N, P, 4].
         posed_ids, quaternions = batch.body_quat_wxyz.episode_poses(0)
         names = [batch.body_label(int(body_id)) for body_id in posed_ids]
         require(body in names, f"{body} was turned, but its orientation is not recorded.")
@@ -393,6 +431,8 @@ class PhysicsRules(HostRules):
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail if the episode of the hook `hold` has no contact, or differs when repeated in a new environment."""
+        # The hook acts until both fingers hold a body; `hold_run` has the episode and its actions. `run` is only used
+        # to skip the test if even an episode without the hook is not repeatable.
         skip_unless_repeatable(run)
         hold_run = self.run_hook("hold")
         failure = "hold() ends with both fingers on a body, but no contact is recorded."
@@ -409,18 +449,20 @@ class PhysicsRules(HostRules):
         task = self.trials[0].find_task(host)
         with closing(host.make(task, Wants(privileged=True))) as env:
             actions = self.actions(env)[:2]
-            call_hook(lambda: self.hold(env, self.seed), "hold")
+            call_hook(lambda: self.hold(env, self.seed), "hold")  # grips a body; skips the test if not implemented
             after = run_actions(env, self.seed, actions)
         require_same(self.run_elsewhere(task, Wants(privileged=True), actions), after, "A grip changes later episodes")
 
 
 def _drop_simulation(batch: Batch) -> Batch:
-    # Removes the header's description of the simulation, which includes the renderer.
+    # Returns a copy of the batch without the headers' description of the simulation, which includes the renderer.
+    # `extra` holds the host-specific fields of each episode. The value None counts as no description.
     return replace(batch, extra=tuple(add_header_field(extra, SIMULATION, None) for extra in batch.extra))
 
 
 def _sum_contacts(batch: Batch, body: str) -> list[float]:
     # Returns the body's net force [N], impulse [N·s] and net impulse [N·s]: sums over its contacts in the last record.
+    # A sum is NaN if a value was not recorded, and 0 if the body has no contact. `batch` has one episode.
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     is_on_body = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

@@ -73,7 +73,8 @@ class FakeHost(Host):
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return three tasks: place the block, place the block past the cup, and crash in the fifth step."""
-        require_known("the fake host", "suite", suite, self.suites())
+        # `STILL` is the action that moves nothing. `INIT_STATES` is the number of initial states of each task.
+        require_known("the fake host", "suite", suite, self.suites())  # raises `HostError` for an unknown suite
         return tuple(
             Task(SUITE, f"task_{index}", index, name, instruction, tuple(STILL), INIT_STATES, episodes=1)
             for index, (name, instruction) in enumerate(_TASKS)
@@ -81,14 +82,14 @@ class FakeHost(Host):
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
         """Return a new environment of one task, which supports privileged state and the extra observation `state`."""
-        check_wants(wants, self.supports, "the fake host")
+        check_wants(wants, self.supports, "the fake host")  # raises `HostError` for requests that are not supported
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
-        center = _flatten_xy(_usual_positions(task.index))
-        # `own` holds the coordinates' values in each of the task's initial states.
+        center = _flatten_xy(_usual_positions(task.index))  # values of these coordinates, [6] in m
+        # `own` holds the coordinates' values in each of the task's initial states. They depend on the seed in `start`.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
         return SearchSpace(
@@ -99,6 +100,7 @@ class FakeHost(Host):
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
+        # Returns a renderer of a recorded episode. The record has all that pictures show, so `task` is not used.
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
@@ -119,19 +121,22 @@ class _World:
     physics: PhysicsChange = _UNCHANGED
 
     def can_touch(self, a: str, b: str) -> bool:
-        # Returns whether the physics change allows contacts between two bodies.
+        # Returns whether the physics change allows contacts between two bodies. `apart` is a pair of bodies whose
+        # mutual contacts are disabled, and `without` is a body whose contacts are all disabled; None = no such body.
         is_kept_apart = self.physics.apart is not None and {a, b} == {*self.physics.apart}
         return self.physics.without not in (a, b) and not is_kept_apart
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
-        # The entries of a state are listed at `_STATE_SIZE`.
+        # Returns the world with the flat state [15]: time [s], 1 if the gripper is closed, the held body's id (-1 =
+        # none), and the positions [3] in m of the gripper and of each movable body. Contacts are empty.
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
         held_body = next((name for name, body_id in _BODY_IDS.items() if body_id == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        # Returns the flat state at the given time [s]; see `_STATE_SIZE`.
+        # Returns the flat state [15] at the given time [s]: the time, 1 if the gripper is closed, the held body's id
+        # (-1 = none), and the positions [3] in m of the gripper and of each movable body.
         positions = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
@@ -146,27 +151,32 @@ class _Record:
 
 class _FakeLog:
     def __init__(self, first: _Record) -> None:
+        # Begins an episode with record 0. After N actions, there are N + 1 records.
         self.records, self.actions = [first], list[policy.Action]()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        # Records leave out the contacts of resting bodies with the table.
+        # Returns the pairs of bodies whose contacts are left out of records: resting bodies and the table.
         return (("block", "table"), ("cup", "table"), ("table", "tray"))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
+        # Returns the whole episode up to now, in the recorder's format.
         return _build_recording(header, self.records, self.actions)
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
+        # Returns an episode with only the newest record and without actions, in the recorder's format.
         return _build_recording(header, self.records[-1:], [])
 
 
 def _build_recording(
     header: Mapping[str, object], records: list[_Record], actions: list[policy.Action]
 ) -> EpisodeArrays:
-    # The columns of `states` are listed at `_STATE_SIZE`.
+    # Returns an episode of n records in the recorder's format. There are n - 1 actions [7], or none for one record.
+    # The columns of `states` [n, 15] are: time [s], 1 if the gripper is closed, the held body's id, the gripper's
+    # position [3] in m, and the positions [3] of block, cup and tray.
     states = np.stack([record.state for record in records])
     count = len(records)
-    upright = np.array([1.0, 0.0, 0.0, 0.0])
-    gripped = np.array([_body_index(record.held_body) for record in records])
+    upright = np.array([1.0, 0.0, 0.0, 0.0])  # quaternion wxyz; no body of this host ever turns
+    gripped = np.array([_body_index(record.held_body) for record in records])  # -1 = no body
     object_ids = [_BODY_IDS[name] for name in _MOVABLE]
     torques = np.stack([record.torque for record in records])
     return EpisodeArrays(
@@ -196,14 +206,15 @@ class FakeEnv(RecordedEnv[_FakeLog]):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
-        super().__init__(task, wants, versions, len(STILL))
+        # `wants` lists what observations must contain. `versions` maps packages to versions, for the record's header.
+        super().__init__(task, wants, versions, len(STILL))  # the number of values in an action
         self._renders_next = True
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take `wait_steps` settling steps but no `rest_steps`, and return the observation of record
         0. If `seed` has no recorded state, its `env_seed` and index determine a random shift of the block.
         """
-        check_start(self.task, seed, FakeHost.supports)
+        check_start(self.task, seed, FakeHost.supports)  # raises `HostError` for a start that is not possible
         self._seed = seed
         if seed.recorded is None or seed.recorded.state is None:
             self._world = _initial_world(self.task.index, seed)
@@ -218,7 +229,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         """Apply one action, record it, and return the next observation and whether the block is on the tray. Raises
         `RuntimeError` in the fifth step of task 2, to imitate a simulator's error.
         """
-        log = self._require_recorder()
+        log = self._require_recorder()  # the episode's records and actions; raises `HostError` before the first reset
+        # `action` is [7]: position change [3] in units of 5 cm, rotation change [3] (ignored), gripper (> 0 closes it).
         checked = policy.check_action(action, len(STILL)).copy()
         if self.task.index == 2 and len(log.actions) == CRASH_AFTER:
             raise RuntimeError("the fake simulator crashed, as this task always does")
@@ -230,6 +242,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return self._observe(), self._success
 
     def render_next(self, wanted: bool) -> None:
+        # Sets whether the next observation has images. The setting applies to this observation only.
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -241,7 +254,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         """Do nothing, because there are no resources to free."""
 
     def _settle_and_record(self, seed: EpisodeSeed) -> _Record:
-        # Takes the settling steps, then changes the physics, and returns record 0.
+        # Takes the settling steps, then changes the physics, and returns record 0. `wait_action` is the settling steps'
+        # action [7]; None means the action that moves nothing. Record 0 has the torques of the last settling step.
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
@@ -250,17 +264,22 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
-        # The block must be released within `REACH_M` of the tray, measured horizontally.
+        # Returns whether the task is solved: the gripper must hold no body, and the block must be within `REACH_M` of
+        # the tray, measured horizontally.
         offset = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(offset) < REACH_M)
 
     def _target_object(self) -> str:
+        # Returns the name of the body that the task moves, for the record's header.
         return "block"
 
     def _read_simulation(self) -> dict[str, object]:
+        # Returns facts about how the simulator runs, for the record's header. This host has no such facts.
         return {}
 
     def _observe(self) -> policy.Observation:
+        # Returns the policy's observation of the current world. The gripper always points downward.
+        # The only extra observation, if requested, is the state [14] without the time.
         world = self._world
         return policy.Observation(
             instruction=self.task.instruction,
@@ -273,6 +292,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
+        # Returns the image [H, W, 3] of each requested camera. All cameras show the same picture.
+        # If this observation is not rendered, the result is a placeholder, which raises an error when an image is read.
         renders, self._renders_next = self._renders_next, True  # `render_next(False)` affects only one observation
         if not renders:
             return policy.UnrenderedImages(self._wants.cameras)
@@ -280,7 +301,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def _render_image(self) -> NDArray[np.uint8]:
         # Returns an image from above: a white square at the block's position, on a black background.
-        # The image is 1 m high and 1 m wide, with the origin in the center.
+        # The image [H, W, 3] shows an area of 1 m x 1 m, with the world's origin in the center. x points down and y
+        # points right.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -288,9 +310,11 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return image
 
     def _privileged_state(self) -> policy.Privileged:
+        # Returns the ground truth for policies that request it: poses and sizes of bodies in the world frame [m].
         # Objects are upright cubes with the half size `HALF_M`. The gripper points downward.
         objects = self._world.objects
         # The fingers are on both sides of the gripper, along the world's y axis.
+        # `finger_offsets` [2, 3] in m are the fingers' positions relative to the gripper.
         finger_offsets = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
         finger_quats = np.tile(DOWNWARD_WXYZ, (len(finger_offsets), 1))
         return policy.Privileged(
@@ -308,7 +332,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
-    # Shifts the block at random, by `env_seed` and the index. Then sets the coordinates in `seed.placed`.
+    # Returns the world before settling. Shifts the block at random, by `env_seed` and the index. Then sets the
+    # coordinates in `seed.placed`: pairs such as ("cup.x", 0.1), in m.
     entropy = [seed.env_seed, seed.init_state_index]
     if seed.drawn:
         entropy.append(1)  # a drawn start must differ from the initial state with the same index
@@ -339,6 +364,7 @@ def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
 
 def _change_world(world: _World, seed: EpisodeSeed) -> None:
     # Applies the physics changes of `seed`; in a contact pair, `robot` means the gripper.
+    # Raises `HostError` if a change names a body that does not exist, or removes the gripper.
     change = seed.change or _UNCHANGED
     if change.apart:
         first, second = ("gripper" if name == "robot" else name for name in change.apart)
@@ -350,7 +376,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
         if unknown:
             problem = f"the fake host has no body {unknown.pop()!r}"
         raise HostError(problem, remedy=f"Name one of {', '.join(_ROLES)}, or use `contact:A,B`.")
-    if change.shift_m:
+    if change.shift_m:  # shift each movable body horizontally by this distance, in a random direction
         angles_rad = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
         for name, angle_rad in zip(_MOVABLE, angles_rad, strict=True):
             direction = np.array([np.cos(angle_rad), np.sin(angle_rad), 0.0])
@@ -359,9 +385,11 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 def _advance_world(world: _World, action: policy.Action) -> None:
     # Simulates one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
+    # Changes `world`, including its contacts: pairs of bodies -> force [N]. `action` [7] is a position change [3] in
+    # units of 5 cm, a rotation change [3], which is ignored, and the gripper's command (> 0 closes it).
     target = world.gripper + np.clip(action[:3], -1, 1) * 0.05  # `unit_m` of the host
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf  # height of the table's surface
-    depth_m = max(0.0, floor_m - float(target[2]))
+    depth_m = max(0.0, floor_m - float(target[2]))  # how far the action would move the gripper into the table
     world.gripper = np.array([target[0], target[1], max(target[2], floor_m)])
     world.contacts = {("gripper", "table"): depth_m * STIFFNESS_N_PER_M / world.physics.softness} if depth_m else {}
     _update_grip(world, closing=bool(action[6] > 0))
@@ -377,6 +405,7 @@ def _advance_world(world: _World, action: policy.Action) -> None:
 
 def _update_grip(world: _World, *, closing: bool) -> None:
     # A closing gripper grips the nearer one of block and cup, if it is within reach. An open gripper holds nothing.
+    # A gripper that was closed before keeps what it holds, but grips no other body.
     was_closed, world.closed = world.closed, closing
     if not closing:
         world.held_body = None
@@ -402,17 +431,18 @@ def _push_objects(world: _World) -> None:
 
 
 def _joint_torque(action: policy.Action) -> Floats:
-    # Returns invented torques of seven joints, which are proportional to the action.
+    # Returns invented torques [7] in N·m of seven joints. They are proportional to the action's first six values.
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
 def _body_index(name: str | None) -> int:
-    # Returns the id of a body; -1 for None.
+    # Returns the index of a body in the record's list of bodies; -1 for None, which means no body.
     return -1 if name is None else _BODY_IDS[name]
 
 
 def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
-    # Returns one row for each contact of each record. Each contact's force acts during the whole control step.
+    # Returns one row for each contact of each record. `records` has, for each record, pairs of bodies -> force [N].
+    # Each contact's force acts during the whole control step, so its impulse [N·s] is force · `DT_S`.
     rows = [
         (record, _BODY_IDS[a], _BODY_IDS[b], force)
         for record, pairs in enumerate(records)
@@ -425,6 +455,7 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
 
 def finger_positions(*, closed: bool) -> Floats:
     """Return the positions of the two fingers [m], as in an observation."""
+    # A finger's position, [2] in all, is its signed distance from the gripper's center along the axis of the fingers.
     return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
 
 
@@ -454,11 +485,13 @@ class FakeStage(Stage):
     arm = ("gripper",) * 7
 
     def __init__(self, episode: Batch, camera: str) -> None:
+        # `episode` is a one-episode batch with simulator states [n, 15]. `camera` is the name of the only camera.
         self._states, self._camera = read_states(episode, _STATE_SIZE), camera
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera `agentview` if `bodies` is empty, else a close-up of the bodies from above."""
+        # The picture's `size` does not matter, because a close-up's height in meters is constant.
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
@@ -468,6 +501,8 @@ class FakeStage(Stage):
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
+        # A camera without `lookat_m` is the host's own camera. `size` is (H, W). The result has the image [H, W, 3],
+        # the mask `seen` [H, W] (i + 1 at pixels of the body `bodies[i]`, else 0), and the positions of movable bodies.
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
@@ -480,17 +515,22 @@ class FakeStage(Stage):
 
     def geometry(self) -> SceneGeometry:
         """Return the squares as boxes and the table as a thin box, for views from above and from the side."""
+        # `_COLORS` lists the names of all five bodies. Each body is one part, with one shape.
+        # The empty values mean that no other part is shown instead of a body, and that there are no meshes.
         shapes = tuple(_box_shape(name, part) for part, name in enumerate(_COLORS))
         return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the five bodies in a record. All bodies are upright; contacts are left out."""
+        # `_COLORS` lists the names of the bodies in the order of the parts.
         positions = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
         tracked = {name: positions[name] for name in ("block", "cup", "tray")}
         return ScenePose(np.array([positions[name] for name in _COLORS]), upright, (), tracked)
 
     def observe(self, record: int) -> policy.Observation:
+        # Returns a record's observation, without images. The state is [15]: time, 1 if the gripper is closed, the held
+        # body's id, and positions [3] in m of gripper, block, cup and tray.
         state = self._states[record]
         return policy.Observation(
             instruction=self._instruction,
@@ -504,13 +544,14 @@ class FakeStage(Stage):
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
         # Returns the positions [3] in m of all bodies in a record. The table is always at the origin.
-        state = self._states[record]
+        state = self._states[record]  # the positions begin at entry 3
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, state[3:].reshape(-1, 3), strict=True))}
 
 
 def _box_shape(name: str, part: int) -> Shape:
-    # Returns the shape of the body with the index `part` in `SceneGeometry`.
+    # Returns the box of the body `name`, which has the index `part` in `SceneGeometry`. The box has half extents in m,
+    # its pose relative to the body (no shift, no turn), and a color with RGBA values from 0 to 1.
     half_m = _SHOWN_HALF_M[name]
     red, green, blue = (channel / 255 for channel in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
@@ -519,6 +560,8 @@ def _box_shape(name: str, part: int) -> Shape:
 
 def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
     # Returns the mask [H, W] of the pixels that a body's square covers; x points up and y points right.
+    # The square has the center `pos_m` [3] and half the side length `half_m`. `size` is (H, W). The picture's height
+    # corresponds to `distance_m` in a close-up, which has a `lookat_m`, and to `WIDTH_M` otherwise.
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

@@ -44,6 +44,7 @@ class LiberoHost(MujocoHost):
     supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
 
     def __init__(self, plus: str = str(libero_plus.PER_STRATUM)) -> None:
+        # `plus` is the number of LIBERO-plus variants to run in each suite and category, as text; `all` becomes None.
         self._plus = libero_plus.parse_count(plus)
         self._sample: dict[str, str] = {}  # from `libero_plus.describe_sample`; {} until LIBERO-plus's tasks are listed
 
@@ -51,8 +52,10 @@ class LiberoHost(MujocoHost):
         """Return the names of the suites of LIBERO and LIBERO-PRO, and of LIBERO-plus if its files are installed."""
         try:
             libero_plus.data_folder()
-        except HostError:
+        except HostError:  # LIBERO-plus's files are not installed
             return tuple(ALL_SUITES)
+        # `BENCHMARKS` maps a name to a pair: LIBERO's suite and the category of changes. For some categories, the
+        # package lacks files; `CATEGORIES` are the others.
         benchmarks = libero_plus.BENCHMARKS.items()
         variant_suites = [name for name, (_, category) in benchmarks if category in libero_plus.CATEGORIES]
         return (*ALL_SUITES, *variant_suites)
@@ -67,7 +70,7 @@ class LiberoHost(MujocoHost):
         """
         if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
             libero_tasks.require_libero()
-            self._sample = libero_plus.describe_sample(self._plus)
+            self._sample = libero_plus.describe_sample(self._plus)  # for `versions`
             return libero_plus.list_tasks(suite, self._plus)
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is not None:
@@ -76,6 +79,7 @@ class LiberoHost(MujocoHost):
         if libero_tasks.is_task_path(suite):
             libero_tasks.require_libero()
             return libero_tasks.tasks_at_path(Path(suite))
+        # The last possibility is a suite that the installed LIBERO has, but this package does not know.
         with suppress(HostError):  # the error below is more helpful
             libero_tasks.require_libero()
             if tasks := libero_tasks.registered_tasks(suite):
@@ -86,6 +90,7 @@ class LiberoHost(MujocoHost):
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """Return a new environment of one task; it has a renderer and a GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
+        # `sample` maps LIBERO-plus's package to a text with its version and sample; {} if the task is LIBERO's.
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
             effect = f"{task.benchmark} only changes images of {CAMERAS[0]}, which the policy does not use"
@@ -94,6 +99,7 @@ class LiberoHost(MujocoHost):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of objects on table or floor, within the regions of the task's BDDL file."""
+        # LIBERO's regions are the same for all starts of a task, so `start` is not used.
         with closing(self.make(task, Wants())) as env:
             return libero_tasks.placement_space(env._robosuite_env(), env._init_states)
 
@@ -123,10 +129,12 @@ class LiberoEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        # Makes LIBERO's environment of a task; the first `reset` starts an episode. `versions` maps packages to
+        # versions, for the record's header. A LIBERO-plus task is a variant of a LIBERO task (`self._variant`).
         super().__init__(task, wants, versions)
-        if wants.absolute:
+        if wants.absolute:  # the first six numbers of an action are a pose, which has no bounds
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
-        self._control_steps = 0
+        self._control_steps = 0  # number of control steps since the reset, including settling steps
         suite, _ = libero_plus.BENCHMARKS.get(task.benchmark, ("", ""))  # "" if the task is not from LIBERO-plus
         self._variant = variant = libero_plus.Variant.parse(suite, task.name) if suite else None
         if variant and variant.noise and wants.cameras and wants.image_size != noise.SIZE:
@@ -134,13 +142,14 @@ class LiberoEnv(RobosuiteEnv):
             problem = f"LIBERO-plus's noise is defined for pictures of {height} x {width}, not {wants.image_size}"
             remedy = "Use a policy that requests pictures of the defined size, or leave out the noise variants."
             raise HostError(problem, remedy=remedy)
+        # The initial states, [count, 1 + nq + nv]: time, qpos and qvel of each. None = seeds draw the initial states.
         self._init_states = variant.init_states() if variant else libero_tasks.load_init_states(task)
         file = variant.task_file() if variant else libero_tasks.bddl_file(task)
         methods = variant.domain_methods() if variant else libero_tasks.NO_METHODS
         self._env = libero_tasks.make_control_env(file, wants, methods)
         self._identity = task_identity(file, self._init_states)
-        self._scene = libero_tasks.KeptScene(self._env.env)
-        self._goals = GoalWatch(self._env.env)
+        self._scene = libero_tasks.KeptScene(self._env.env)  # keeps model and renderer from one reset to the next
+        self._goals = GoalWatch(self._env.env)  # stores the results of LIBERO's own goal checks
         self._goals.attach()
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -170,7 +179,9 @@ class LiberoEnv(RobosuiteEnv):
         """
         check_start(self.task, seed, LiberoHost.supports)
         self._control_steps = 0
+        # The recorded episode whose state is the start; None without a recorded state.
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
+        # The initial state to set, [1 + nq + nv]; None if the reset draws it, or if `replayed` has it.
         state: Floats | None = None
         if self._init_states is not None and not seed.drawn and not replayed:
             state = self._init_states[seed.init_state_index]
@@ -182,6 +193,9 @@ class LiberoEnv(RobosuiteEnv):
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
         # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0. If both are None,
         # the reset draws the state. The docstring of `reset` explains each step.
+        # `state` is a flat simulator state [1 + nq + nv]: time, qpos and qvel.
+        # `domain` is robosuite's environment, and `raw` is an observation of robosuite. The gate renders images only
+        # while it is open; it is open if the policy gets the next observation.
         domain, is_drawn = self._env.env, state is None and replayed is None
         domain.object_property_initializers.clear()  # the samplers of joints of fixtures
         self._install_gate(is_seen=is_drawn and not seed.wait_steps)
@@ -199,15 +213,17 @@ class LiberoEnv(RobosuiteEnv):
             state = libero_tasks.place_objects(domain, current_state, seed.placed)
         if state is not None:
             raw = self._env.set_init_state(state)
-        if replayed is not None:
+        if replayed is not None:  # the simulator's state does not include the state of the controllers
             libero_tasks.restore_controllers(domain)
         observation = self._settle_and_record(seed, raw, bool(self._env.check_success()))
         if self._wants.absolute:
             for robot in domain.robots:
-                robot.controller.use_delta = False  # each reset makes a new controller
+                robot.controller.use_delta = False  # actions are poses; each reset makes a new controller
         return observation
 
     def fixture_poses(self) -> dict[str, list[float]]:
+        # Maps the root body of each fixture, such as a cabinet, to its position [3] in m and quaternion [4] wxyz.
+        # Only resets change these poses.
         domain = self._robosuite_env()
         return read_poses(domain, (fixture.root_body for fixture in domain.fixtures_dict.values()))
 
@@ -222,6 +238,7 @@ class LiberoEnv(RobosuiteEnv):
         return self._env.env  # LIBERO's wrapper `_env` holds robosuite's environment
 
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+        # Simulates one control step. Returns robosuite's observation and whether LIBERO reports success.
         self._control_steps += 1
         raw, _, success, _ = self._env.step(action)
         return raw, bool(success)
@@ -230,6 +247,9 @@ class LiberoEnv(RobosuiteEnv):
         """Return the wanted pictures. The noise in a picture depends only on the variant, the episode's seed and index,
         and the control step, not on which pictures are rendered.
         """
+        # `raw` is robosuite's observation, whose pictures begin with the bottom row. The result maps each wanted camera
+        # to its upright picture [H, W, 3]. Only LIBERO-plus's noise variants have a noise level from 1 to 50.
+        # The gate is open if pictures were rendered in this step. Noise is added only to the first camera's picture.
         level = self._variant.noise if self._variant else 0
         image_key = f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
@@ -240,27 +260,36 @@ class LiberoEnv(RobosuiteEnv):
         return super()._read_images(raw)
 
     def _read_scene(self) -> Scene:
+        # Returns the names and roles of the bodies in the current model.
         return read_scene(self._env.env)
 
     def _read_subgoals(self) -> Mapping[str, bool]:
+        # Maps each predicate of the task's goal to whether it held when LIBERO last checked it.
         return self._goals.read()
 
     def _set_substeps(self, count: int) -> None:
+        # Sets the number of physics substeps per control step. The gripper's target moves once per substep, so its
+        # speed must change, too.
         super()._set_substeps(count)
         libero_tasks.pace_gripper(self._env.env, count)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        # Returns a reader of the scene's ground truth: poses and sizes of bodies, the goal, and the positions of goal
+        # regions (MuJoCo's sites, [3] in m). MuJoCo updates these positions in place.
         domain, (model, data) = self._env.env, self._model_and_data()
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), sites)
 
     def _extra_readings(self) -> dict[str, Floats]:
-        # The hand's pose as the controller sees it: position [3] in m, and the rows of the rotation matrix, [9].
+        # Returns extra observations: the hand's pose in the world as the controller sees it, one physics step late.
+        # It has the position [3] in m and the rows of the rotation matrix, [9].
         controller = self._robosuite_env().robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
         return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
+        # Returns host-specific fields for the record. The header gets a mark if actions are poses and a mark if the
+        # start was drawn, and the number of resets between the environment's only seeding and this episode, if any.
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
         # In a replay, the header field about the recording already has the number of earlier resets.
@@ -269,8 +298,11 @@ class LiberoEnv(RobosuiteEnv):
         return extra
 
     def _read_simulation(self) -> dict[str, object]:
+        # Returns facts about how the simulator runs, for the record's header. `as_rendered` is true if resets give the
+        # same results as resets with a renderer, as they do if a renderer exists.
         return {**super()._read_simulation(), "as_rendered": self._wants.as_rendered or bool(self._wants.cameras)}
 
     def _target_object(self) -> str | None:
+        # Returns the name of the first object that the goal moves; None if the goal moves only fixtures.
         targets = goal_targets(self._robosuite_env())
         return targets[0] if targets else None

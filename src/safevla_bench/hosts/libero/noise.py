@@ -34,6 +34,7 @@ _GLASS_SIZE = 224
 
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
     """Return `picture`, [256, 256, 3] with the bottom row first, with added noise of a level from 1 to 50."""
+    # Each of the five kinds of noise has ten levels. `draws` is the generator of the random numbers.
     kind, strength = divmod(level - 1, LEVELS)  # indices of the kind of noise and of its parameters
     noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
@@ -41,6 +42,7 @@ def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Pic
 
 def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomState) -> NDArray[np.float64]:
     # Returns the sum, with Gaussian weights, of copies of the picture that are shifted along a random direction.
+    # `picture` is [256, 256, 3]; `strength` is an index of the table of parameters; the result has values up to 255.
     radius, deviation = _MOTION[strength]
     angle = math.radians(draws.uniform(-45, 45))
     steps = np.arange(2 * radius + 1)
@@ -50,13 +52,15 @@ def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomStat
     margin = 2 * radius  # the largest shift
     padded = np.pad(picture.astype(np.float64), ((margin, margin), (margin, margin), (0, 0)), mode="edge")
     (height, width), blurred = SIZE, np.zeros(picture.shape)
+    # The weights are scaled so that their sum is 1.
     for weight, x, y in zip(weights / weights.sum(), margin + right, margin + down, strict=True):
         blurred += weight * padded[y : y + height, x : x + width]
     return np.floor(blurred + 0.5)
 
 
 def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
-    # Returns the blurred picture with color values from 0 to 1.
+    # Returns the blurred picture, [H, W, 3], with color values from 0 to 1. The values of `picture` are from 0 to 255.
+    # `deviation` is the standard deviation of the Gaussian blur [pixels].
     from scipy.ndimage import gaussian_filter
 
     scaled = np.asarray(picture, dtype=np.float64) / 255.0
@@ -65,16 +69,18 @@ def _gaussian_blur(picture: Picture | Colors, deviation: float) -> Colors:
 
 
 def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> Colors:
-    # Blurs equally in all directions, with a standard deviation of 1 to 10 pixels.
+    # Blurs equally in all directions, with a standard deviation of 1 to 10 pixels for `strength` 0 to 9.
+    # The result has values from 0 to 255. The last parameter is the random generator, which this blur does not use.
     return np.clip(_gaussian_blur(picture, strength + 1), 0, 1) * 255
 
 
 def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> NDArray[np.floating]:
-    # Returns the mean of the picture and several enlargements of its center.
+    # Returns the mean of the picture and several enlargements of its center, with values from 0 to 255.
+    # `strength` is an index of the table of parameters. The picture is square. Nothing is random.
     from scipy.ndimage import zoom
 
     end, step = _ZOOM[strength]
-    factors, height = np.arange(1, end, step), SIZE[0]
+    factors, height = np.arange(1, end, step), SIZE[0]  # the factors of enlargement, from 1 to less than `end`
     colors = (picture / 255.0).astype(np.float32)
     sums = np.zeros_like(colors)
     for factor in factors:
@@ -89,6 +95,8 @@ def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> 
 
 def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
     # Adds a random cloud to the picture, then scales the sum to about the original maximum brightness.
+    # `strength` is an index of the table of parameters: the cloud's weight, and the decay of its fine structure.
+    # The result has values from 0 to 255.
     weight, decay = _FOG[strength]
     colors = picture / 255.0
     brightest = colors.max()
@@ -98,9 +106,11 @@ def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> C
 
 def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Colors:
     # Return a random height map [size, size] in [0, 1] by the diamond-square algorithm; `size` is a power of two.
+    # `wobble` is the size of random displacements. Each round divides it by `decay`. The map wraps around at its edges.
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
     def displace_mean(corner_sums: Colors) -> Colors:
+        # Returns a new height for each point: the mean of its four neighbors, given their sum, plus a random number.
         # As in LIBERO-plus, `wobble` limits the random number and also multiplies it.
         # So a displacement is at most `wobble` squared.
         return np.asarray(corner_sums / 4 + wobble * draws.uniform(-wobble, wobble, corner_sums.shape))
@@ -109,9 +119,12 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
     while step >= 2:
         half = step // 2
         corners = heights[::step, ::step]
+        # Sums of each corner and the corner below it. `roll` makes the neighbor of the last row the first row.
         pairs = corners + np.roll(corners, -1, axis=0)
         heights[half::step, half::step] = displace_mean(pairs + np.roll(pairs, -1, axis=1))
         centers = heights[half::step, half::step]
+        # Each midpoint's neighbors are two centers and two corners. `rows` has the sums for midpoints between corners
+        # in the same row, and `columns` the sums for midpoints between corners in the same column.
         rows = (centers + np.roll(centers, 1, axis=0)) + (corners + np.roll(corners, -1, axis=1))
         heights[::step, half::step] = displace_mean(rows)
         columns = (centers + np.roll(centers, 1, axis=1)) + (corners + np.roll(corners, -1, axis=0))
@@ -122,10 +135,13 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
 
 
 def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
-    # Blurs the picture, displaces pixels at random, and blurs again.
+    # Blurs the picture, displaces pixels at random, and blurs again. The result has values from 0 to 255.
+    # `strength` is an index of the table of parameters: blur [pixels], maximum displacement [pixels], and passes.
     deviation, max_shift, passes = _GLASS[strength]
     blurred = (_gaussian_blur(picture, deviation) * 255).astype(np.uint8)
     # `indices` lists the displaced pixels of the flattened picture. `pixels` says which pixel each one is copied from.
+    # Rows and columns of the displaced pixels, in descending order. Pixels near the edge are left out, so that each
+    # source is inside the picture.
     coordinates = np.arange(_GLASS_SIZE - max_shift, max_shift, -1)
     indices = (coordinates[:, None] * SIZE[1] + coordinates).ravel()
     pixels = list(range(SIZE[0] * SIZE[1]))

@@ -83,10 +83,12 @@ class Variant:
 
     @classmethod
     def parse(cls, suite: str, name: str) -> Variant:
+        # Returns the variant with the given LIBERO-plus name; `suite` is the suite of the LIBERO task that it changes.
         # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level.
         match = _NAME.fullmatch(name)
         assert match  # every name matches, because the pattern's first part matches any text
         base, kind, *numbers = match.groups()
+        # `view` gets five numbers, which change the camera. `robot` 0 means LIBERO's start pose; `noise` 0 means none.
         *view, robot, noise = (int(number or 0) for number in numbers)
         if kind:
             category = _CATEGORY_OF_KIND.get(kind, "layout")
@@ -103,12 +105,14 @@ class Variant:
 
     def task_file(self) -> Path:
         """Return LIBERO's BDDL file if only the camera, arm pose or noise differs, else LIBERO-plus's BDDL file."""
+        # `REFUSED` are the categories with changed light, background or added objects. They have other task files, too.
         if self.category not in ("language", "layout", *REFUSED):
             return libero_tasks.bddl_file(self.base_task)
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
 
     def init_states(self) -> Floats:
         """Return flat simulator states [count, 1 + nq + nv]; episodes start from the first."""
+        # A state holds the time, MuJoCo's qpos [nq] and qvel [nv]. A layout variant has one state, in its own file.
         if self.category == "layout":
             folder = data_folder() / "init_files/libero_newobj" / SUITES[self.suite]
             return _read_state(folder / f"{self.name}.pruned_init")
@@ -118,6 +122,8 @@ class Variant:
 
     def require_files(self) -> None:
         """Raise `HostError` if the variant has a changed wording or layout and its files cannot be read."""
+        # Variants of other categories use LIBERO's files, or cannot be run. Each call below raises `HostError` if the
+        # file cannot be read, and its result is not used.
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
         if self.category == "layout":
@@ -125,12 +131,14 @@ class Variant:
 
     def missing_file(self) -> str | None:
         """Return the first needed file that LIBERO's assets lack, as a path in the assets; None if all files exist."""
+        # Only the categories in `REFUSED` (light, background and added objects) may need files that LIBERO lacks.
         if self.category not in REFUSED:
             return None
         text = _read_text(self.task_file())
         # A task file has one list `(:objects NAME... - KIND ...)` and begins with `(define (problem NAME)`.
         if self.category == "added":
             object_words = text.partition("(:objects")[2].partition(")")[0].split()
+            # `_object_files` maps the name of each added object to the path of its file.
             needed_files = [_object_files()[word] for word in object_words if word in _object_files()]
         else:
             try:
@@ -142,6 +150,7 @@ class Variant:
 
     def make_task(self, index: int) -> Task:
         # Returns the variant as a task with one initial state. `index` is the task's place in its list of tasks.
+        # The wording of a language variant is in its task file. Other variants have the original task's instruction.
         base, is_reworded = self.base_task, self.category == "language"
         instruction = bddl.read_bddl(self.task_file()).language if is_reworded else base.instruction
         change = self.name.removeprefix(self.base)[1:]  # the part after the task, such as `add_9`
@@ -151,6 +160,8 @@ class Variant:
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
         """Return methods that set camera and start pose as in LIBERO-plus, to override those of LIBERO's class."""
+        # The result maps names of methods to functions, whose first argument is the environment (`domain`).
+        # Joint positions [7] in rad of the arm's start pose; None = as in LIBERO.
         joints = _read_joints(self.robot) if self.robot else None
 
         def set_camera(domain: Any, arena: Any) -> None:
@@ -177,10 +188,13 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
     to four decimal places, so a `view` that changes nothing gives a camera slightly different from LIBERO's.
     """
+    # `view` has the azimuth and elevation of a motion around the scene [degrees], the distance from the scene's center
+    # in percent of LIBERO's distance, and the camera's pan and tilt [degrees]. The vertical axis is z.
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
-        # Turns the camera in place. If `center_m` is given, also moves the camera around that point.
+        # Turns the camera about an `axis` [3] of the world. If `center_m` [3] is given, the camera also moves around
+        # that point. Changes `pos_m` and `quat_wxyz` of the enclosing function. SciPy's quaternions have w last.
         nonlocal pos_m, quat_wxyz
         rotation = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
         turned = rotation * Rotation.from_quat(np.roll(quat_wxyz, -1))
@@ -214,16 +228,18 @@ def select_variants(count: int | None) -> list[Variant]:
     """Return the variants to run, sorted by suite, category and task: `count` per suite and category; None = all. Takes
     one variant of each task, then a second one, and so on. Hashes of names order a task's variants.
     """
+    # Variants by suite, category and name of the original task, in the order of hashes.
     variants_of: dict[tuple[str, str, str], list[Variant]] = defaultdict(list)
     for variant in sorted(list_variants(), key=lambda variant: _hash_text(variant.name)):
         variants_of[variant.suite, variant.category, variant.base].append(variant)
     chosen: list[Variant] = []
     for suite, category in BENCHMARKS.values():
         if category in CATEGORIES:
+            # The variants of each task, in LIBERO's order of tasks.
             by_task = [variants_of[suite, category, task.name] for task in libero_tasks.suite_tasks(suite)]
             # Pairs (variant's number, task's number): the first variant of every task, then the second ones, and so on.
             turns = sorted((turn, task) for task, variants in enumerate(by_task) for turn in range(len(variants)))
-            chosen_counts = Counter(task for _, task in turns[:count])
+            chosen_counts = Counter(task for _, task in turns[:count])  # task's number -> its number of chosen variants
             for task, variants in enumerate(by_task):
                 chosen += variants[: chosen_counts[task]]
     return chosen
@@ -231,6 +247,7 @@ def select_variants(count: int | None) -> list[Variant]:
 
 def describe_sample(count: int | None) -> dict[str, str]:
     """Map the package's name to a text for records: the version, and the size and digest of the sample."""
+    # The sample has `count` variants per suite and category; None = all. The digest has 16 hexadecimal digits.
     names = [variant.name for variant in select_variants(count)]
     size_text, digest = f"{len(names):,} of {len(list_variants()):,} tasks", _hash_text("\n".join(sorted(names)))[:16]
     return {DISTRIBUTION: f"{VERSION} (sample of {size_text}, {digest})"}
@@ -240,9 +257,11 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     """Return the sampled tasks of `libero-plus`, or of one suite and category, such as `libero-goal-camera`.
     Raises `HostError` for a category in `REFUSED`, or if the package's files or a variant's files are missing.
     """
+    # The sample has `count` variants per suite and category; None = all. `wanted` has pairs of suite and category.
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
+        # Such a category cannot be run. The error names the first missing file, if one is found.
         reason = "some of its files are not part of LIBERO"
         for variant in list_variants():
             if (variant.suite, variant.category) in wanted and (missing_file := variant.missing_file()):
@@ -253,6 +272,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     chosen = [variant for variant in select_variants(count) if (variant.suite, variant.category) in wanted]
     for variant in chosen:
         variant.require_files()
+    # `robot` is the number of an arm's start pose; 0 means LIBERO's own pose, which needs no file.
     for robot in sorted({variant.robot for variant in chosen} - {0}):  # raises `HostError` if a start pose is missing
         _read_joints(robot)
     return tuple(variant.make_task(index) for index, variant in enumerate(chosen))
@@ -277,6 +297,7 @@ def _hash_text(text: str) -> str:
 
 def data_folder() -> Path:
     """Return the folder of the package's files. Raise `HostError` if it lacks version 0.1.5's list of tasks."""
+    # The user may name the folder in an environment variable (`FOLDER`). `_LIST` is the path of the list of tasks.
     package, user_folder = None, os.environ.get(FOLDER)
     if user_folder:
         package = Path(user_folder, "liberoplus")
@@ -294,16 +315,18 @@ def data_folder() -> Path:
 
 def list_variants() -> tuple[Variant, ...]:
     """Return all tasks of the package that belong to LIBERO's four suites, in the package's order."""
+    # The text is read again in each call, but parsed only once, because `_parse_list` is cached.
     return _parse_list(_read_text(data_folder() / _LIST))
 
 
 @cache
 def _parse_list(text: str) -> tuple[Variant, ...]:
-    # In the list of tasks, each suite's name ends with a colon, and the names of the suite's variants follow.
+    # Returns the variants in the text of the list of tasks, which is a Python file with a dictionary of lists.
+    # In this text, a colon follows each suite's name, and then come the names of the suite's variants.
     suite_of_libero_name = {libero_name: name for name, libero_name in SUITES.items()}
     variants, suite = [], ""
     for name, colon in re.findall(r'"(\w+)"(:?)', text):
-        if colon:
+        if colon:  # `name` is LIBERO's name of a suite, such as `libero_goal`
             suite = suite_of_libero_name.get(name, "")
         elif suite in BASES:
             variants.append(Variant.parse(suite, name))
@@ -319,7 +342,8 @@ def _read_text(path: Path) -> str:
 
 
 def _read_joints(number: int) -> Floats:
-    # Returns the arm's joint positions in a start pose, read from the source text of LIBERO-plus's robot.
+    # Returns the arm's joint positions [7] in rad in the start pose `number`, which is 1 or more. They are read from
+    # the source text of LIBERO-plus's robot. Raises `HostError` if the file or the start pose is missing.
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
     if _hash_text(text) != _ROBOTS_SHA256:  # records do not contain start poses, so the file must be unchanged
@@ -342,6 +366,8 @@ _PICKLED_STATE = re.compile(
 
 def _read_state(path: Path) -> Floats:
     """Return the state [1, 1 + nq + nv] in a PyTorch file. Parses the pickle's bytes without unpickling."""
+    # The state holds the time, MuJoCo's qpos [nq] and qvel [nv]. Unpickling could run code from the file. Instead, the
+    # whole pickle must match the pattern of a pickled 1-D array, which stores bytes as text: one character per byte.
     try:
         file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:
@@ -362,6 +388,7 @@ def _read_state(path: Path) -> Floats:
 @cache
 def _read_domains() -> Mapping[str, str]:
     # Maps the lower-case name of each LIBERO-plus problem class to the class's source text.
+    # A problem class defines a scene, such as a kitchen table. The text is only searched, never run.
     body_of_name = {}
     for file in sorted((data_folder() / "envs/problems").glob("*.py")):
         for class_text in _read_text(file).split("\nclass ")[1:]:  # the first part is the text before the classes
@@ -372,7 +399,8 @@ def _read_domains() -> Mapping[str, str]:
 
 def _scene_files(problem: str) -> list[str]:
     # Returns the path of a problem's scene file or, without a scene file, the paths of its floor and wall textures.
-    # The paths are relative to the folder of assets.
+    # The paths are relative to the folder of assets. Raises `LookupError` if there is no such problem, or if it has no
+    # scene file and lacks the style of its floor or walls. `body` is the source text of the problem's class.
     body = _read_domains()[problem.lower()]
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
@@ -390,6 +418,6 @@ def _object_files() -> Mapping[str, str]:
     # Maps the name of each added object in task files to the path of the object's file in the assets.
     text = _read_text(data_folder() / "envs/objects/custom_objects.py")
     classes = re.findall(r'register_object\s+class (\w+)\(.*?assets/(new_objects/[^"]+)"', text, re.DOTALL)
-    # Task files name the class `RedCup2` as `red_cup_2`.
+    # Each entry of `classes` is the name of a class and the path of its file. Task files name `RedCup2` as `red_cup_2`.
     words_of_class = {name: re.sub(r"([A-Z0-9])", r" \1", name).split() for name, _ in classes}
     return {"_".join(words_of_class[class_name]).lower(): file for class_name, file in classes}

@@ -55,6 +55,7 @@ _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosui
 
 def find_benchmark(suite: str) -> str | None:
     """Return a suite's benchmark; None if unknown. `suite` may be an alias, or LIBERO's name such as `libero_goal`."""
+    # A benchmark is the suite's name in records, in lower case with hyphens, such as `libero-goal`.
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -63,6 +64,7 @@ def find_benchmark(suite: str) -> str | None:
 @cache
 def suite_tasks(benchmark: str) -> tuple[Task, ...]:
     """Return the tasks of a benchmark in LIBERO's order; () if the installed LIBERO lacks the suite."""
+    # An entry is LIBERO's own description of a task. Its `language` is the instruction, made from the file's name.
     tasks = []
     for index, entry in enumerate(recorded_libero.suite_entries(benchmark)):
         is_reworded = recorded_libero.is_reworded(benchmark)  # only the task file has the new wording
@@ -76,6 +78,7 @@ def registered_tasks(suite: str) -> tuple[Task, ...]:
     """Return, as custom tasks, the tasks of a suite that LIBERO registers but our registry lacks, such as a suite of
     LIBERO-PRO. Return () if LIBERO lacks the suite or one of its files.
     """
+    # `task_maps` maps LIBERO's names of suites, such as `libero_goal_swap`, to the suites' tasks.
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
@@ -84,7 +87,7 @@ def registered_tasks(suite: str) -> tuple[Task, ...]:
 
 
 def _entry_file(entry: LiberoTask) -> Path:
-    # Returns the BDDL file that LIBERO's task `entry` names.
+    # Returns the path of the BDDL file (task file) of `entry`, which is LIBERO's own description of a task.
     return installed_folder("bddl_files") / str(entry.problem_folder) / str(entry.bddl_file)
 
 
@@ -102,6 +105,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     Raises `HostError` if the path has no task, the folder is named like an official suite, initial states cannot be
     read, or LIBERO cannot be imported. Raises `RegistryError` for a file that is not a BDDL problem.
     """
+    # A file belongs to a suite if an official task has the file's name and content.
     files = list_bddl_files(path)
     suite_places = [recorded_libero.find_suite_task(file) for file in files]  # (benchmark, index), or None
     if all(suite_places):
@@ -119,31 +123,36 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 def name_task(path: Path) -> tuple[str, str]:
     """Return a BDDL file's benchmark and task id: those of the suite that contains it, or else names from the path."""
+    # The pair is (benchmark, task id). For your own file, these are the names of the file's folder and of the file.
     try:
         require_libero()
-    except HostError:
+    except HostError:  # without LIBERO, it is unknown whether a suite contains the file
         return name_own_task(path)
     suite_task = recorded_libero.find_suite_task(path)
     return name_own_task(path) if suite_task is None else (suite_task[0], f"task_{suite_task[1]}")
 
 
 def _read_own_tasks(paths: Sequence[Path]) -> tuple[Task, ...]:
+    # Returns the user's own tasks in BDDL files, one per file, in the order of `paths`. Indices count from 0.
     return tuple(_read_own_task(path, index) for index, path in enumerate(paths))
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    # Returns the user's own task in a BDDL file.
+    # Returns the user's own task in a BDDL file. `index` is the task's place in its list of tasks.
+    # The task's name is the file's path. Raises `HostError` if the folder has the name of an official suite, because
+    # records of this task would look like records of that suite.
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
         problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
         raise HostError(problem, remedy=f"Rename the folder, for example to my-{suite}.")
     benchmark, task_id = name_own_task(path)
+    # `states` are the initial states from a file next to the task file; None without such a file.
     instruction, states = bddl.read_bddl(path).language, read_own_states(path)
     return Task(benchmark, task_id, index, str(path), instruction, STILL, None if states is None else len(states))
 
 
 def _suite_entry(task: Task) -> LiberoTask:
-    # Returns LIBERO's description of a task in a suite.
+    # Returns LIBERO's own description of a task in a suite. Raises `HostError` if LIBERO has no such task.
     entries = recorded_libero.suite_entries(task.benchmark) if task.benchmark in ALL_SUITES else ()
     if not 0 <= task.index < len(entries):
         problem = f"LIBERO has no task {task.task_id!r} in {task.benchmark!r}"
@@ -153,18 +162,19 @@ def _suite_entry(task: Task) -> LiberoTask:
 
 def bddl_file(task: Task) -> Path:
     """Return the file that describes the task; raise `HostError` if LIBERO has no such task."""
-    if task.name.endswith(SUFFIX):
+    if task.name.endswith(SUFFIX):  # the name of a user's own task is the path of its `.bddl` file
         return Path(task.name)
     return _entry_file(_suite_entry(task))
 
 
 def load_init_states(task: Task) -> Floats | None:
     """Return flat simulator states [count, 1 + nq + nv]; None if seeds draw the initial states."""
+    # A state holds the time, MuJoCo's qpos [nq] and qvel [nv]. The name of a user's own task is its `.bddl` file.
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
 def _load_suite_states(entry: LiberoTask) -> Floats:
-    # Returns the initial states of LIBERO's task `entry`, [count, 1 + nq + nv].
+    # Returns the initial states of LIBERO's task `entry`, [count, 1 + nq + nv]: time, MuJoCo's qpos and qvel of each.
     from libero.libero.benchmark import load_initial_states
 
     file = installed_folder("init_states") / entry.problem_folder / entry.init_states_file
@@ -183,6 +193,8 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """Return the recorded state, [1 + nq + nv], after writing the recorded poses of fixtures to the model. The model
     must be fresh from a reset. Raises `HostError` if the state does not fit this model.
     """
+    # A state holds the time, qpos [nq] and qvel [nv], but not the poses of fixtures, such as cabinets. A recorded pose
+    # is a position [3] in m and a quaternion [4] wxyz, by the name of the fixture's root body.
     model = domain.sim.model._model
     assert recorded.state is not None
     state = flat_state(recorded.state, _TIME_SIZE + int(model.nq) + int(model.nv))
@@ -202,6 +214,8 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
     rectangle, the object's radius narrows the range of its center at both ends. An object larger than the rectangle
     extends beyond it, as in LIBERO. `SearchSpace.own` holds the positions in the initial states `states`.
     """
+    # `domain` is LIBERO's environment. `states` is [count, 1 + nq + nv], or None if the task has no initial states.
+    # `samplers` maps the name of each movable object to the object that draws its position at a reset.
     samplers = {
         sampler.mujoco_objects[0].name: sampler
         for sampler in domain.placement_initializer.samplers.values()
@@ -209,13 +223,14 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
     }
     ranges = [_drawn_range(sampler, axis) for sampler in samplers.values() for axis in range(len(AXES))]
     names = [f"{name}.{axis}" for name in samplers for axis in AXES]
-    low, high = np.array(ranges).reshape(-1, 2).T.tolist()
+    low, high = np.array(ranges).reshape(-1, 2).T.tolist()  # the bounds of each coordinate in `names` [m]
     state_indices = [_state_place(domain, name) for name in names]
     radius_m = {name: float(sampler.mujoco_objects[0].horizontal_radius) for name, sampler in samplers.items()}
     return SearchSpace(
         tuple(names),
         tuple(low),
         tuple(high),
+        # The minimum distance of the centers of each pair of objects.
         apart_m=tuple((a, b, radius_m[a] + radius_m[b]) for a, b in combinations(samplers, 2)),
         own=() if states is None else tuple(map(tuple, states[:, state_indices].tolist())),
     )
@@ -226,6 +241,8 @@ AXES = "xy"
 
 def _drawn_range(sampler: Any, axis: int) -> list[float]:
     # Returns the lowest and highest value [m], in the world frame, that a sampler draws for one axis (0 = x, 1 = y).
+    # A sampler is LIBERO's object that draws the position of one movable object in a rectangle. `margin` keeps the
+    # whole object inside the rectangle, if LIBERO requires this. Ranges are relative to `reference_pos`.
     placed_object = sampler.mujoco_objects[0]
     margin = float(placed_object.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
     low, high = (sampler.x_ranges, sampler.y_ranges)[axis][0]
@@ -234,7 +251,8 @@ def _drawn_range(sampler: Any, axis: int) -> list[float]:
 
 
 def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
-    # Returns the index of a coordinate, such as `plate_1.x`, in the flat state.
+    # Returns the index of a coordinate, such as `plate_1.x`, in the flat state: the time, then qpos, then qvel.
+    # Raises `HostError` if the task has no movable object with this name, or if the axis is not x or y.
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no object coordinate {coordinate!r}"
@@ -247,6 +265,8 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
     """Return a copy of a flat state with the coordinates of `placed` [m]. Objects that LIBERO stacks on a placed object
     move with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
+    # `state` is [1 + nq + nv]: time, qpos and qvel. `placed` has pairs of a coordinate, such as `plate_1.x`, and its
+    # value.
     moved = state.copy()
     upper_of_lower = {  # maps the name of a lower object to the name of the object stacked on it
         sample_arguments["reference"]: name.removesuffix("_sampler")
@@ -258,6 +278,7 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
         moved[index] = value_m
         name, _, axis = coordinate.rpartition(".")
         if name in upper_of_lower:
+            # Shifts the upper object as far as the lower one.
             moved[_state_place(domain, f"{upper_of_lower[name]}.{axis}")] += value_m - state[index]
     return moved
 
@@ -266,9 +287,10 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     """Set the internal state of robosuite's controllers to match the simulator's state. Otherwise the arm's controller
     would compute its first motion from the pose after the reset, and return the hand to that pose.
     """
+    # The simulator's state was replaced after a reset. It does not include the state of controllers.
     arm = domain.robots[0].controller
-    arm.update(force=True)
-    arm.reset_goal()
+    arm.update(force=True)  # reads the hand's current pose from the simulator
+    arm.reset_goal()  # makes this pose the controller's goal
     arm.new_update = True  # the controller's next update calls `sim.forward`, which changes the solver's warm start
     _restore_gripper(domain)
 
@@ -297,6 +319,7 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     servos = list(robot._ref_joint_gripper_actuator_indexes)
     qpos_addresses = list(robot._ref_gripper_joint_pos_indexes)
     dof_addresses = list(robot._ref_gripper_joint_vel_indexes)
+    # All arrays below have one entry per finger, [2]. `lag_s` is damping / stiffness.
     lag_s = model.dof_damping[dof_addresses] / model.actuator_gainprm[servos, 0]
     low, high = model.actuator_ctrlrange[servos].T
     # Targets are from -1 (`low`) to 1 (`high`). A finger closes towards position 0, one end of its range.
@@ -304,9 +327,11 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     closing_target = np.where(np.abs(low) < np.abs(high), -1.0, 1.0)
     geoms = robot.gripper.important_geoms
     # If any finger is not fully open and a finger touches something, the gripper is assumed to be closing.
+    # `closing_target * target` is 1 for a closed finger and -1 for an open finger.
     is_fully_open = (closing_target * target).max() <= -_FULL_COMMAND
     if not is_fully_open and domain.check_contact([*geoms["left_finger"], *geoms["right_finger"]]):
         target = closing_target
+    # A target beyond `_FULL_COMMAND` (0.93) fully opens or closes the gripper, so it is set to -1 or 1.
     robot.gripper.current_action = np.where(np.abs(target) > _FULL_COMMAND, np.sign(target), target)
 
 
@@ -322,6 +347,8 @@ def versions() -> dict[str, str]:
 
 def require_libero() -> None:
     """Raise `HostError` unless LIBERO is installed here with a compatible robosuite. Imports nothing."""
+    # `_PORTS` are distributions of LIBERO on robosuite 1.5, which is not compatible. If only such a port is installed,
+    # the first check raises an error that names it. `read_versions` raises an error if a package is missing.
     installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
     ports = [name for name in _PORTS if name in installed]
     if ports and DISTRIBUTION not in installed:
@@ -344,7 +371,8 @@ _MAX_PLACEMENTS = 100  # limit on attempts to place a scene's objects; each atte
 
 
 def _retry_placement(attempt: Callable[[], Placed]) -> Placed:
-    # Repeats `attempt`, which places a scene's objects, until robosuite finds a place for every object.
+    # Repeats `attempt`, which places a scene's objects, until robosuite finds a place for every object. Returns the
+    # result of `attempt`. Raises `HostError` after 100 failures.
     from robosuite.utils.errors import RandomizationError
 
     for _ in range(_MAX_PLACEMENTS):
@@ -367,6 +395,7 @@ def make_control_env(
     LIBERO evaluates parts of a task file as code. So this function writes a new file for LIBERO, from the checked
     syntax tree. `methods` override methods of LIBERO's domain class.
     """
+    # `methods` maps names to functions, whose first argument is the environment. Most errors below come from LIBERO.
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
     quieten_log()
@@ -413,6 +442,8 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
     MuJoCo 3.2.3, this call changes the solver's warm start, which changes record 0 by 1e-14. Published results are from
     policies that use images, so an episode without images must equal an episode with images, bit for bit.
     """
+    # The hook calls `forward` at the start of each `_reset_internal`, in which robosuite would make a renderer. The
+    # reset itself calls `forward` again.
     hook_call(domain, "_reset_internal", lambda: domain.sim.forward())
 
 
@@ -426,13 +457,15 @@ class KeptScene:
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
+        # `domain` is LIBERO's environment, which has just compiled its model. Its `compiled` maps names of the model's
+        # arrays to copies; this object takes them. From now on, resets of `domain` reuse its model and renderer.
         self._domain = domain
         self._compile = domain._initialize_sim
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
         """Copies of `_model`'s arrays from right after compilation; arrays with a prefix in `_ASSETS` are omitted."""
-        self._renderer: Any = domain.sim._render_context_offscreen
+        self._renderer: Any = domain.sim._render_context_offscreen  # None without cameras
         domain._initialize_sim = self._initialize_sim
 
     def reset(self) -> Mapping[str, Any]:
@@ -450,7 +483,9 @@ class KeptScene:
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        # Replaces robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0).
+        # Replaces robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0), which each reset calls to
+        # compile the model and make a simulation. Compiles only if the model's XML differs from that of the last reset.
+        # `xml_string` is the XML to use; None = that of the environment's model.
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:
@@ -458,7 +493,7 @@ class KeptScene:
         if self._model is None:
             self._compile(xml)
             self._xml, self._model = xml, domain.sim.model._model
-            self._compiled = deepcopy(_model_arrays(self._model))
+            self._compiled = deepcopy(_model_arrays(self._model))  # LIBERO changes the model's arrays later
         else:
             self._restore_model()
         if self._renderer is not None:
@@ -468,7 +503,7 @@ class KeptScene:
         # Restores the compiled values of the model's arrays, and makes a new simulation in the same way as robosuite.
         from robosuite.utils.binding_utils import MjSim
 
-        for name, array in _model_arrays(self._model).items():
+        for name, array in _model_arrays(self._model).items():  # views, so this writes to the model
             array[...] = self._compiled[name]
         domain = self._domain
         domain.sim = MjSim(self._model)
@@ -480,13 +515,15 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of 
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
-    # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change.
+    # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change. `_ASSETS` are the
+    # prefixes of their names, such as that of meshes.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def _move_renderer(renderer: Any, sim: Any) -> None:
-    # Lets a renderer draw a new simulation of the same model.
+    # Lets an existing renderer draw `sim`, a new simulation of the same model. A new renderer would upload all meshes
+    # and textures again.
     import mujoco
 
     renderer.gl_ctx.make_current()

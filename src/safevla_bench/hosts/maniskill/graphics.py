@@ -39,6 +39,7 @@ class _NoVisual:
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
+        # Returns, for every name of a method, a function that accepts any arguments and does nothing.
         return lambda *_, **__: None
 
 
@@ -50,6 +51,8 @@ def building(*, renders: bool) -> Iterator[None]:
     import sapien.render
     import sapien.wrapper.urdf_loader
 
+    # The classes are imported by name into several modules, so they must be replaced in each of them. Replacements
+    # affect all threads, so one thread at a time holds `_build_lock`.
     modules = () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader)
     with _build_lock, ExitStack() as patches:
         for module in modules:
@@ -62,6 +65,8 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
     """Set the picture size (height, width) of cameras in the next scenes of ManiSkill's environment. The view stays the
     same: if a camera has an intrinsic matrix, its picture is stretched to the new shape.
     """
+    # `env` is ManiSkill's environment, and `cameras` are the names of its cameras. `changes` maps each name to the
+    # settings that differ from the camera's configuration.
     height, width = size
     changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
     for name, change in changes.items():
@@ -77,12 +82,14 @@ def load_backgrounds(env: Any) -> None:
     """Load a digital twin's background photographs in full size, only for this environment. ManiSkill itself shares the
     photographs between all environments, in the picture size of the first environment.
     """
+    # `env` is ManiSkill's environment. Both mappings have the names of cameras as keys.
     paths = env.rgb_overlay_paths.items()
     env._rgb_overlay_images = {name: np.asarray(PillowImage.open(path).convert("RGB")) for name, path in paths}
 
 
 def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
     """Return the images of ManiSkill's cameras, uint8 [H, W, 3], upright. The simulation is not affected."""
+    # `env` is ManiSkill's environment, which otherwise computes no images. The keys of the result are `cameras`.
     if not cameras:
         return {}
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -104,13 +111,14 @@ def render_device() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hides SAPIEN's warning that Vulkan is missing
         import sapien.render
-    driver_of_device = vulkan_devices()
+    driver_of_device = vulkan_devices()  # maps the name of each Vulkan device to its driver
     try:
         summary = sapien.render.get_device_summary()
     except RuntimeError as error:
         listed = ", ".join(f"{name}, {driver}" for name, driver in driver_of_device.items())
         reason = f"SAPIEN refuses {listed}" if driver_of_device else "there is no Vulkan device"
         raise HostError(f"no picture can be rendered: {reason}", remedy=REMEDY) from error
+    # The summary lists each device as `GPU: NAME`, followed by `Supported: 1` if SAPIEN accepts the device.
     supported_names = re.findall(r"GPU: (.*)\n\s*Supported: 1", summary)
     name = supported_names[0] if supported_names else summary.strip()
     return f"{name}, {driver_of_device[name]}" if name in driver_of_device else name
@@ -147,6 +155,7 @@ def vulkan_devices() -> dict[str, str]:
     for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
         with suppress(OSError):
             library = library or ctypes.CDLL(path)
+    # This calls Vulkan's C library directly, because SAPIEN does not report drivers.
     # C structs: VkApplicationInfo requests Vulkan 1.2; VkInstanceCreateInfo has no layers or extensions.
     application_info = (ctypes.c_uint64 * 6)(0, 0, 0, 0, 0, (1 << 22 | 2 << 12) << 32)
     instance_info = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application_info))
@@ -157,6 +166,7 @@ def vulkan_devices() -> dict[str, str]:
     handles, driver_of_device = (ctypes.c_void_p * count.value)(), {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
     for handle in handles:
+        # Vulkan fills `device`, and also `driver`, because the field `next` of `device` has its address.
         driver = _Driver(kind=1000196000)  # `kind` is the struct's VkStructureType
         device = _Properties(kind=1000059001, next=ctypes.addressof(driver))
         library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(handle), ctypes.byref(device))
@@ -167,6 +177,8 @@ def vulkan_devices() -> dict[str, str]:
 
 def main() -> None:
     """Render a white ball on black, 64 x 64; print the device's name and the extreme pixel values as JSON."""
+    # `safevla doctor` runs this in another process, because broken graphics can crash. If all pixels are equal,
+    # rendering does not work. `name` is the name of the device that renders.
     name = render_device()
     import sapien
 

@@ -104,32 +104,39 @@ class ManiskillHost(Host):
     )
 
     def __init__(self, control: str = "", robot: str = "") -> None:
+        # Both arguments are texts; "" means the default. Raises `HostError`, with the known names, for an unknown one.
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
             # Only the widowx tasks have fixed layouts, so `drawn` has a meaning only for them.
             self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras, drawn=robot == "widowx")
         self._robots = (robot,) if robot else ("panda", "panda_wristcam")  # panda_wristcam is a Panda with a camera
+        # Maps each control mode to the meaning and the number of an action's values; the default mode is first.
         controls = ROBOTS[self._robots[0]].controls
         self._control = control or next(iter(controls))
         require_known("the host maniskill", "control", self._control, controls)
 
     def suites(self) -> tuple[str, ...]:
+        # Returns the suites that have tasks for the host's robot, without repetitions.
         return tuple(dict.fromkeys(facts.suite for facts in self._select_tasks().values()))
 
     def _select_tasks(self) -> dict[str, TaskFacts]:
-        # Returns the facts of all tasks that one of the host's robots can do, by name.
+        # Returns the facts of all tasks that one of the host's robots can do, by the task's name. `facts.robots` lists
+        # the robots for a task.
         return {name: facts for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}}
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
+        # Returns the suite's tasks for the host's robot. Raises `HostError` for an unknown suite, or for a suite that
+        # belongs to another robot.
         robot_of_suite = {facts.suite: facts.robots[0] for facts in TASKS.values()}
         if suite in robot_of_suite and suite not in self.suites():
             problem = f"the suite {suite!r} has no tasks for the robot {self._robots[0]}"
             raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={robot_of_suite[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
-        still = still_action(self._control)
+        still = still_action(self._control)  # the action of one arm that moves nothing and opens the gripper
         suite_facts = {name: facts for name, facts in self._select_tasks().items() if facts.suite == suite}
         tasks = []
         for index, (name, facts) in enumerate(suite_facts.items()):
+            # `layouts` is the number of fixed initial states, or None. `prefixes` has one entry for each arm.
             options = {"init_states": facts.layouts, "horizon": facts.horizon, "arms": facts.arms}
             tasks.append(hosts.registered_task(suite, name, index, still * len(facts.prefixes), **options))
         return tuple(tasks)
@@ -138,12 +145,14 @@ class ManiskillHost(Host):
         """Return a new environment of one task. Raises `HostError` if the policy gives absolute poses, or wants a
         camera that the robot lacks or this machine cannot render.
         """
+        # `wants` holds the observations, such as camera images, that the policy requests.
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
             problem = f"{task.name} has several arms, but privileged state and hand_camera need a single arm"
             raise HostError(problem, remedy="Use a policy that needs neither privileged state nor `hand_camera`.")
         if wants.cameras:
-            graphics.render_device()
+            graphics.render_device()  # raises `HostError` if this machine cannot render
+        # The task's preferred robot among the host's robots.
         robot_name = next(name for name in task_facts(task.name).robots if name in self._robots)
         return ManiskillEnv(task, wants, self.versions(), self._control, robot_name)
 
@@ -151,6 +160,7 @@ class ManiskillHost(Host):
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Without a rendering device, the
         viewer has only shapes and poses. Raises `HostError` if the record has no states or determines no start.
         """
+        # `sim_state` is the flat simulator state at each record.
         try:
             cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
         except HostError:
@@ -163,6 +173,7 @@ class ManiskillHost(Host):
             raise
 
     def versions(self) -> dict[str, str]:
+        # Returns the versions of all packages that affect records; raises `HostError` if one is not installed.
         return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
 
 
@@ -176,18 +187,21 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
+        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
+        # `control` is ManiSkill's control mode, which determines the meaning and the number of an action's values.
         self._robot, self._facts = ROBOTS[robot], task_facts(task.name)
         arm_count = len(self._facts.prefixes)
         self.embodiment, limits = self._robot.embodiment, self._robot.torque_limit_nm
         self.torque_limit_nm = None if limits is None else limits * arm_count  # the limits of all arms, concatenated
         self._action_meaning, size = self._robot.controls[control]
         super().__init__(task, wants, versions, size * arm_count)
-        if self._robot.action_high:
+        if self._robot.action_high:  # empty if all bounds are -1 and 1
             self.action_high = np.array(self._robot.action_high)
             self.action_low = -self.action_high
-        self._renders_next = True
+        self._renders_next = True  # whether the next observation has rendered images
         self._env = make_env(task.name, control, robot, renders=bool(wants.cameras))
         graphics.set_cameras(self._env, wants.cameras, wants.image_size)
+        # Hashes of the task's class and of ManiSkill's code, for the record.
         self._identity = read_identity(type(self._env), None, "mani_skill", "envs")
         self.dt_s = float(self._env.control_timestep)
 
@@ -200,13 +214,18 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
         env, robot = self._env, self._robot
+        # The number of a fixed layout; None = the seed draws the initial state.
         layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
         build_scene(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
+        # `parts` describes the links and solid bodies with their shapes. `hand` has the indices of the parts of the
+        # hand and the fingers. `_part_bodies` has SAPIEN's body of each part.
         parts, hand, self._part_bodies = read_parts(env, robot, self._facts)
         scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
+        # For each arm, the indices of the links that its joints move.
         links_of_arms = [arm_links(articulation, robot) for articulation in articulations(env)]
-        self._bodies = dynamic_bodies(env, self._facts)
+        self._bodies = dynamic_bodies(env, self._facts)  # name -> SAPIEN's body, whose pose is recorded
         still = np.array(seed.wait_action or self.task.still)
+        # `_settled` is the number of settling steps, which are control steps before record 0.
         if self._facts.layouts and not seed.wait_steps + seed.rest_steps:
             settle_once(env, still)
             self._state_observation, self._evaluation, self._settled = env.get_obs(), env.get_info(), 0
@@ -227,7 +246,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe()
 
     def _take_settling_steps(self, still: Action, wait_steps: int, rest_steps: int) -> int:
-        # Takes `wait_steps` steps, then up to `rest_steps` more until all bodies rest. Returns the number of steps.
+        # Takes `wait_steps` control steps with the action `still`, then up to `rest_steps` more until all bodies rest:
+        # none is faster than `_RESTING_M_S`. Returns the number of steps taken.
         for step in range(wait_steps + rest_steps):
             speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
             if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
@@ -236,6 +256,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return wait_steps + rest_steps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
+        # Applies one action and records it; returns the observation after it and whether ManiSkill reports success.
+        # Raises `HostError` before the first reset, and `InvalidActionError` for an action of a wrong length or with
+        # values that are not finite.
         recorder = self._require_recorder()
         checked = policy.check_action(action, len(self.action_low), self._action_meaning).copy()
         self._advance(checked)
@@ -243,11 +266,13 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe(), self._success
 
     def _advance(self, action: Action) -> None:
-        # Takes one control step, and keeps ManiSkill's observation and the result of `evaluate`.
+        # Takes one control step, and keeps ManiSkill's observation and the result of ManiSkill's `evaluate`, a mapping
+        # with the key `success` and other conditions of the task.
         self._state_observation, *_, self._evaluation = self._env.step(split_action(self._env, action))
         self._success = bool(self._evaluation["success"])
 
     def _target_object(self) -> str:
+        # Returns the name of the first body that must move for success.
         return self._facts.targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -255,10 +280,13 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return state_coordinates(self._env, self._robot)
 
     def render_next(self, wanted: bool) -> None:
+        # Sets whether the next step renders camera images. Later steps render images again.
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> ManiskillStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment."""
+        # A reset with the record's seed makes the scene. `arm` has the recorded names of the links that the arms'
+        # joints move, base first. With several arms, a name begins with the arm's prefix.
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(
@@ -271,11 +299,13 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return ManiskillStage(scene, episode, self.close)
 
     def close(self) -> None:
+        # Stops recording and frees the simulator.
         self._recorder = None
         self._env.close()
 
     def _read_record_fields(self) -> dict[str, Any]:
         # Returns the current values to be recorded, as keyword arguments for the recorder's `begin` and `step`.
+        # A pose is a pair: position [3] in m and quaternion wxyz [4]. `parts` has the poses of links and solid bodies.
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(body.entity.pose) for body in self._part_bodies]
         fields = {
@@ -284,6 +314,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             "state": read_state(self._env),
             "parts": parts,
         }
+        # Whether each condition of success holds. The name `not KEY` means that the value of KEY must be false.
         holds = {}
         for name in self._facts.subgoals:
             value, is_negated = bool(self._evaluation[name.removeprefix("not ")]), name.startswith("not ")
@@ -300,6 +331,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
     def _observe(self) -> Observation:
+        # Returns the observation of the current state. In `qpos` and `qvel`, the arm's joints come first, then the
+        # fingers. `extra` has the additional values that the policy requests.
         arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
         joint_values = {
             "joint_pos": np.concatenate([articulation.qpos[:joint_count] for articulation in arms_of_scene]),
@@ -313,8 +346,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             ArmObservation(pos_m, quat_wxyz, articulation.qpos[joint_count:].astype(np.float64))
             for (pos_m, quat_wxyz), articulation in zip(self._read_hands(), arms_of_scene, strict=True)
         ]
-        joined = policy.join_arms(observed_arms)
+        joined = policy.join_arms(observed_arms)  # concatenates the values of all arms
         arms = self._label_by_arm(observed_arms) if self._facts.arms else {}
+        # Placeholders, which raise an error when they are read, unless this step has to render.
         images: Mapping[str, NDArray[np.uint8]] = policy.UnrenderedImages(wanted.cameras)
         if self._renders_next:
             images = graphics.take_pictures(self._env, wanted.cameras)
@@ -323,6 +357,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return Observation(self.task.instruction, *hand_state, images, extra=extra, arms=arms)
 
     def _read_simulation(self) -> dict[str, object]:
+        # Returns facts about how the simulator runs, for the record's header, such as the device that renders images.
         device = {"render_device": graphics.render_device()} if self._wants.cameras else {}
         return super()._read_simulation() | device
 
@@ -332,19 +367,23 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action that moves nothing and opens the gripper, in the given control mode."""
+    # `controls` maps a control mode to the meaning and the number of an action's values. The last value is the
+    # gripper's, and 1 opens it.
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
 
 def task_facts(name: str) -> TaskFacts:
     """Return a task's entry in `maniskill.toml`; raise `HostError` for an unknown name."""
+    # An entry has the task's targets, conditions of success, limit of steps and robots.
     require_known("the host maniskill", "task", name, TASKS)
     return TASKS[name]
 
 
 def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raise `HostError` if ManiSkill is missing or cannot be imported."""
-    ManiskillHost().versions()
+    # The registry maps ManiSkill's names of tasks to specifications, which make environments.
+    ManiskillHost().versions()  # raises `HostError` if a package is missing
     with importing("ManiSkill", _INSTALL, by_egl=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hides SAPIEN's warning about missing Vulkan, and gymnasium's warnings
         import mani_skill.envs
@@ -356,6 +395,8 @@ def import_maniskill() -> Mapping[str, Any]:
 
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
     """Return ManiSkill's environment of a task, without a step limit."""
+    # `control` is ManiSkill's control mode. `robot` is ManiSkill's name of the robot; "" = the task's default. If
+    # `renders` is false, the environment cannot make pictures, and needs no rendering device.
     facts = task_facts(name)
     if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
@@ -364,6 +405,8 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
     options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
     # In SAPIEN, `gpu` means any Vulkan device, even a CPU.
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
+    # Attributes of the task's class while the environment is made. Only the tasks of SimplerEnv have photographs as
+    # backgrounds (`rgb_overlay_mode`), and they would not accept the mode `state` otherwise.
     overrides: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
@@ -380,6 +423,7 @@ def build_scene(env: Any, seed: int, layout: int | None = None, *, renders: bool
     """Build a new scene, so that the solver keeps no data of earlier episodes. Draw the initial state from `seed`,
     unless `layout` is the number of a fixed layout.
     """
+    # `env` is ManiSkill's environment. The option `reconfigure` builds the scene again.
     layout_option = {} if layout is None else {"episode_id": layout}
     with graphics.building(renders=renders):
         env.reset(seed=seed, options={"reconfigure": True, **layout_option})
@@ -387,22 +431,26 @@ def build_scene(env: Any, seed: int, layout: int | None = None, *, renders: bool
 
 def agents(env: Any) -> list[Any]:
     """Return ManiSkill's agents, one for each robot."""
+    # Only a scene with several robots has a list `agents`. `env` is ManiSkill's environment.
     return list(getattr(env.agent, "agents", [env.agent]))
 
 
 def articulations(env: Any) -> list[Any]:
     """Return SAPIEN's articulation of each arm."""
+    # An articulation is the tree of a robot's links and joints, in the only simulated environment (index 0).
     return [agent.robot._objs[0] for agent in agents(env)]
 
 
 def arm_links(articulation: Any, robot: RobotModel) -> list[int]:
     """Return the indices, in SAPIEN's list of links, of the links that the arm's joints move, base first."""
+    # The arm's joints are the first `robot.joints` active joints; the fingers' joints follow.
     link_names = [link.entity.name for link in articulation.links]
     return [link_names.index(joint.child_link.entity.name) for joint in articulation.active_joints[: robot.joints]]
 
 
 def split_action(env: Any, action: Action) -> Any:
     """Return an action as ManiSkill expects it: an array, or with several agents a mapping from agent to array."""
+    # `action` [A] has the values of all agents, one agent after the other, with the same number for each.
     values = action.astype(np.float32)
     if not hasattr(env.agent, "agents_dict"):
         return values
@@ -425,24 +473,28 @@ DOWNLOAD = " and ".join(f"python -m mani_skill.utils.download_asset {name}" for 
 
 def missing_downloads() -> tuple[str, ...]:
     """Return ManiSkill's names of the downloads that SimplerEnv's tasks need but this machine lacks."""
+    # `_DOWNLOADS` maps each name to the folder that the download makes.
     root = Path(os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill", "data")
     return tuple(name for name, folder in _DOWNLOADS.items() if not (root / folder).is_dir())
 
 
 def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
     """Map ManiSkill's names to SAPIEN's bodies, for all freely moving bodies except furniture."""
+    # `facts.fixed` names freely moving actors that count as fixed furniture.
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
     return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
     """Map recorded names to links. With several arms, the recorded name is the arm's prefix and SAPIEN's name."""
+    # `facts.prefixes` has an empty prefix if there is only one arm. The values are SAPIEN's links.
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
 
 
 def solid_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
     """Map recorded names to all bodies with collision shapes: first links, then ManiSkill's actors."""
+    # An actor is a body that does not belong to a robot. The values are SAPIEN's bodies.
     links = name_links(env, facts)
     actors = {name: actor._bodies[0] for name, actor in env.scene.actors.items()}
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
@@ -452,6 +504,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
     """Return names and roles of the scene's bodies: links have the names in `name_links`, actors have ManiSkill's
     names. Bodies without collision shapes, such as goal markers, are left out. All shapes of an entity form one body.
     """
+    # The id of an entity identifies its body in contacts. With several arms, `read_arms` gives the fingers instead.
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
     # All bodies begin with the role furniture. Links, and then moving bodies, get other roles.
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
@@ -469,6 +522,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
 
 def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
     """Return the ids of the links of an arm's two fingers, a list per finger. `links` maps names to the arm's links."""
+    # An entry of `robot.fingers` is a part of the names of one finger's links.
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -477,6 +531,7 @@ def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int
 
 def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
     """Map each arm's name to its links and fingers, in a scene with several arms."""
+    # The recorded name of a link begins with its arm's name.
     links = {name: body for name, body in name_links(env, facts).items() if body.collision_shapes}
     links_of_arm = {
         arm: {name: body for name, body in links.items() if name.startswith(f"{arm}_")} for arm in facts.arms
@@ -486,6 +541,8 @@ def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
 
 def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), the indices of hand and finger parts, and the body of each part."""
+    # A `Part` has the body's recorded name ("" = not recorded), its parent, the components of its motion relative to
+    # the parent, and its shapes. The second result has indices in the list of parts.
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     # `Part.parent` is the index of an earlier part, so each link comes after its parent in the list.
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
@@ -502,6 +559,8 @@ def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
         if body.collision_shapes:
+            # A static actor cannot move. A fixed or kinematic actor may move in all six components, and the pose of a
+            # dynamic actor is recorded as that of its body.
             parent, motion = WORLD, tuple[int, ...]()
             if name in facts.fixed or actor.px_body_type == "kinematic":
                 motion = ALL_MOTION
@@ -518,7 +577,8 @@ def _list_ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    # Returns a link's `Part.motion`: () if fixed, one component if it moves about or along a frame axis, else all six.
+    # Returns the components of a link's motion relative to its parent: () if fixed, one component if it moves about or
+    # along an axis of the link's frame, else all six.
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -530,6 +590,7 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
     is_along_axis = bool(np.abs(axis[main_axis]) > 1.0 - 1e-9)
     if is_along_axis and joint.type == "prismatic":
         return (3 + main_axis,)
+    # A rotation is a single component only if its axis passes through the origin of the link's frame.
     is_centered = bool(np.abs(np.delete(pos_m, main_axis)).max() < 1e-6)
     return (main_axis,) if is_along_axis and is_centered and joint.type.startswith("revolute") else ALL_MOTION
 
@@ -538,6 +599,8 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     """Yield the contact points that carry force: the two bodies, and the normal force [3] on the second one [N, world
     frame]. SAPIEN gives the impulse on the first body. SAPIEN's points without force are left out.
     """
+    # A body is given by the id of its entity. `scene.substep_s` is the duration of a physics step, so an impulse [N·s]
+    # divided by it is a force.
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
         for point in contact.points:
@@ -547,6 +610,8 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
 
 def read_arm_torques(articulation: Any, links: list[int]) -> NDArray[np.float64]:
     """Return the torques of an arm's drives in the last physics step [N·m], one for each link in `links`."""
+    # `links` has the indices of the links that the arm's joints move. A wrench is a force [3] and a torque [3] in the
+    # joint's frame, whose x axis is the joint's axis.
     wrenches: NDArray[np.float32] = articulation.get_link_incoming_joint_forces()
     return wrenches[links, _AXIS_TORQUE].astype(np.float64)
 
@@ -555,12 +620,14 @@ def read_state(env: Any) -> NDArray[np.float64]:
     """Return ManiSkill's flat state: position, quaternion wxyz and velocities of each actor and of the robot's base,
     then positions and velocities of the robot's joints.
     """
+    # ManiSkill's array has a row for each parallel environment; there is only one.
     state: NDArray[np.float64] = env.get_state()[0].numpy().astype(np.float64)
     return state
 
 
 def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
     """Return which entries of the array from `read_state` are positions, and which are rotations."""
+    # An actor's or articulation's entries begin with its position [3] and its quaternion wxyz [4].
     coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

@@ -37,6 +37,7 @@ _RGBA = {
 
 def to_pose(pose: Any) -> tuple[Floats, Floats]:
     """Return position [3] in m and unit quaternion wxyz [4] of a SAPIEN pose, which has single precision."""
+    # The quaternion is normalized again, because single precision makes its norm differ from 1.
     quat_wxyz = pose.q.astype(np.float64)
     return pose.p.astype(np.float64), quat_wxyz / np.linalg.norm(quat_wxyz)
 
@@ -60,20 +61,26 @@ class ManiskillStage(stage.Stage):
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
         """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
+        # `scene` has ManiSkill's environment and its bodies by recorded name. `on_close` frees the host's environment.
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
+        # Cameras for pictures, by size (height, width) and vertical field of view [rad].
         self._cameras: dict[tuple[tuple[int, int], float], Any] = {}
+        # Names of the links that the arm's joints move, and of the cameras that videos show in addition to the first.
         self.arm, self.further_cameras = scene.arm, scene.cameras[1:]
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
+        # `record` is the index of a record, `bodies` are recorded names. `size` has no effect here. A ball is the
+        # center [3] and the radius of a sphere around a body.
         default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
         if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
+        # The close-ups begin with the azimuth of the default camera, which looks along its x axis.
         forward = rotate(self._camera_pose(default_camera)[1], np.array([1.0, 0.0, 0.0]))
         azimuth_deg = float(np.degrees(np.arctan2(forward[1], forward[0])))
         center_m, radius_m = min(balls, key=lambda ball: ball[1])  # aim at the smallest body
@@ -86,10 +93,12 @@ class ManiskillStage(stage.Stage):
         """Return one record's picture from one camera. Raises `HostError` for a body that the scene lacks, or if
         rendering is impossible, and `KeyError` if the scene has no camera of that name.
         """
+        # `size` is (height, width). `seen` [H, W] is i + 1 at pixels that show `bodies[i]`, and 0 elsewhere.
         self._set_record(record)
         number_of_body = {name: number for number, name in enumerate(map(self._require_body, bodies), start=1)}
         pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
         textures = self._capture(pos_m, quat_wxyz, fovy_rad, size)
+        # For each pixel, the id of the entity that it shows, [H, W].
         shown_ids = np.array(textures["segmentation"][0, ..., 0].cpu(), dtype=np.int64)
         seen = np.zeros(size, dtype=np.uint8)
         for entity_id, name in self._name_of_id.items():
@@ -101,6 +110,8 @@ class ManiskillStage(stage.Stage):
         self._set_record(0)
         meshes: list[stage.TriangleMesh] = []
         shapes = tuple(self._read_shapes(meshes))  # the call also fills `meshes`
+        # `multiply` converts the camera's quaternion from SAPIEN's axes to OpenGL's. Each body is a part, and the
+        # second argument of the result is empty, because each body has shapes.
         camera = stage.Camera(self._scene.cameras[0])
         pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
         view = stage.Viewpoint(
@@ -112,19 +123,23 @@ class ManiskillStage(stage.Stage):
         """Return the bodies' poses in a record, and their contacts, which one additional physics step computes."""
         self._set_record(record)
         positions, quats = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
+        # PhysX reports contacts only after a step. The step changes poses, so they are read before it.
         tracked_pos_m = self._tracked_positions()
         self._scene.env.scene.px.step()
         return stage.ScenePose(np.array(positions), np.array(quats), tuple(self._find_touches()), tracked_pos_m)
 
     def close(self) -> None:
+        # Frees the cameras, then the host's environment.
         self._cameras.clear()
         self._on_close()
 
     def _set_record(self, record: int) -> None:
-        # ManiSkill takes an array of states [1, S], one for each parallel environment.
+        # Sets the simulator to the state of a record. ManiSkill takes an array of states [1, S], one for each parallel
+        # environment.
         self._scene.env.set_state(self._states[record : record + 1].astype(np.float32))
 
     def _tracked_positions(self) -> dict[str, Floats]:
+        # Returns the current positions [3] in m, world frame, of the bodies whose positions are recorded, by name.
         return {name: to_pose(self._scene.bodies[name].entity.pose)[0] for name in self._scene.tracked}
 
     def _require_body(self, name: str) -> str:
@@ -138,7 +153,7 @@ class ManiskillStage(stage.Stage):
 
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
         # Returns a camera's position [3] in m, quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad].
-        if camera.lookat_m is not None:
+        if camera.lookat_m is not None:  # a free camera, which looks at this point; otherwise a camera of ManiSkill
             # A rotation's quaternion consists of the cosine and sine of half its angle.
             half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
             yaw = np.array([np.cos(half_azimuth), 0.0, 0.0, np.sin(half_azimuth)])
@@ -156,12 +171,14 @@ class ManiskillStage(stage.Stage):
         links = {} if hasattr(env.agent, "agents") else env.agent.robot.links_map
         mount = config.mount or links.get(config.entity_uid)  # None if the camera is fixed in the world
         pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
+        # Without a field of view, the camera has an intrinsic matrix, whose entry [1][1] is the focal length in pixels.
         fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
         return *to_pose(pose), float(fovy_rad)
 
     def _capture(self, pos_m: Floats, quat_wxyz: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
-        # Returns a picture's textures `rgb` and `segmentation`. Reuses cameras of the same size and field of view.
-        render_device()
+        # Returns a picture's textures `rgb` and `segmentation`, [1, H, W, channels] each. The pose of the camera is in
+        # SAPIEN's axes, and `size` is (height, width). Reuses cameras of the same size and field of view.
+        render_device()  # raises `HostError` if this machine cannot render
         import sapien
         from mani_skill.sensors.camera import Camera, CameraConfig
 
@@ -177,11 +194,12 @@ class ManiskillStage(stage.Stage):
         return textures
 
     def _measure_shares(self, record: int, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns the fraction of a small picture that each of the `B` bodies covers, [B].
+        # Returns the fraction of a small picture of the record that each of the `B` bodies covers, [B].
         return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
-        # Returns center [3] and radius [m] of a sphere around a body's shapes, except planes; None if there are none.
+        # Returns center [3] in m (world frame) and radius [m] of a sphere around a body's shapes, except planes, in a
+        # record; None if there are no other shapes. Raises `HostError` for an unknown body.
         body = self._scene.bodies[self._require_body(name)]
         self._set_record(record)
         pos_m, quat_wxyz = to_pose(body.entity.pose)
@@ -190,13 +208,15 @@ class ManiskillStage(stage.Stage):
             return None
         centers = pos_m + np.array([rotate(quat_wxyz, center) for center in boxes[:, :3]])
         center_m = (centers.min(axis=0) + centers.max(axis=0)) / 2
+        # A box is within its half diagonal of its center. The columns from 7 on are half extents.
         radii = np.linalg.norm(centers - center_m, axis=1) + np.linalg.norm(boxes[:, 7:], axis=1)
         return center_m, float(radii.max())
 
     # Shapes and contacts
 
     def _read_shapes(self, meshes: list[stage.TriangleMesh]) -> Iterator[stage.Shape]:
-        # Yields the bodies' shapes, and appends the meshes of these shapes to `meshes`.
+        # Yields the bodies' collision shapes, each with the pose in its body's frame, and appends the meshes of these
+        # shapes to `meshes`. `part` is the index of the body, and the color depends on the body's role.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
             for shape in body.collision_shapes:
                 kind, rgba = shape_kind(shape), _RGBA[self._scene.roles[name]]
@@ -217,7 +237,9 @@ class ManiskillStage(stage.Stage):
                 yield stage.Shape(kind, part, size, _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba)
 
     def _find_touches(self) -> Iterator[stage.Touch]:
-        # Yields the force-bearing contacts of the last physics step. SAPIEN gives the impulse on the first body.
+        # Yields the contacts with forces of the last physics step: names of two bodies, mean point [3] in m, and
+        # direction [3] of the force on the second body. SAPIEN gives the impulse on the first body. Bodies without a
+        # name are left out.
         for contact in self._scene.env.scene.px.get_contacts():
             first, second = (self._name_of_id.get(body.entity.per_scene_id) for body in contact.bodies)
             points = [point for point in contact.points if point.impulse.any()]
@@ -230,11 +252,14 @@ class ManiskillStage(stage.Stage):
 
 def shape_kind(shape: Any) -> Any:
     """Return the kind of a SAPIEN collision shape, such as `box` or `convexmesh`."""
+    # The name of the class is, for example, `PhysxCollisionShapeBox`.
     return type(shape).__name__.removeprefix("PhysxCollisionShape").lower()
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return boxes around a body's `K` shapes other than planes, [K, 10], and its `L` planes, [L, 7], as in `Part`."""
+    # A box is center [3] in m, quaternion wxyz [4] and half sizes [3] in m. A plane is a point [3] and a quaternion
+    # [4], whose z axis is the normal. Both are in the body's frame. `body` is a body of SAPIEN.
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]  # empty arrays, since `concatenate` needs at least one
     for shape in body.collision_shapes:
         pos_m, quat_wxyz = to_pose(shape.local_pose)
@@ -242,6 +267,7 @@ def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             planes.append(np.concatenate([pos_m, multiply(quat_wxyz, _ALONG_Z)])[None])
             continue
         if hasattr(shape, "vertices"):
+            # The corners of a box around the mesh, in the shape's frame.
             vertices = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
             low, high = vertices.min(axis=0), vertices.max(axis=0)
         else:
@@ -257,6 +283,7 @@ def half_size(shape: Any) -> tuple[float, float, float]:
     if shape_kind(shape) == "box":
         x, y, z = map(float, shape.half_size)
         return x, y, z
+    # `shape` is a collision shape of SAPIEN.
     radius = float(shape.radius)
     if shape_kind(shape) == "sphere":
         return radius, radius, radius
@@ -265,4 +292,5 @@ def half_size(shape: Any) -> tuple[float, float, float]:
 
 
 def _to_tuple(values: Any) -> Any:
+    # Returns the numbers of an array [n] as a tuple of n Python floats.
     return tuple(np.asarray(values, dtype=np.float64).tolist())

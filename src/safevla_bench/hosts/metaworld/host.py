@@ -64,16 +64,21 @@ class MetaworldHost(MujocoHost):
     )
 
     def suites(self) -> tuple[str, ...]:
+        # Returns the names of the suites in `metaworld.toml`.
         return tuple(_read_tasks().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
+        # Returns a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite.
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
+        # Returns a new environment of one task. `wants` holds the observations that the policy requests. Raises
+        # `HostError` if the host cannot provide them.
         check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
     def versions(self) -> dict[str, str]:
+        # Returns the versions of all packages that affect records; raises `HostError` if one is not installed.
         return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
 
@@ -95,13 +100,15 @@ class MetaworldEnv(MujocoEnv):
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Make Meta-World's environment; raises `HostError` if Meta-World lacks the task or cannot be imported."""
+        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
         super().__init__(task, wants, versions)
-        self._task_entry = metaworld_task(task.name)
+        self._task_entry = metaworld_task(task.name)  # target bodies, and the fixture with a part that must move
         self._env = make_env(task.name)
+        # Hashes of the task's class and of Meta-World's code, for the record.
         self._identity = read_identity(type(self._env), None, "metaworld", "")
-        self.dt_s = float(self._env.dt)
-        self._action: Action = np.array(STILL)
-        self._renderer: Renderer | None = None
+        self.dt_s = float(self._env.dt)  # duration of a control step
+        self._action: Action = np.array(STILL)  # the action of the current step, which the hook records
+        self._renderer: Renderer | None = None  # made when the first image is needed
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, let the scene settle, take record 0, and return its observation.
@@ -120,7 +127,7 @@ class MetaworldEnv(MujocoEnv):
         else:
             variant = draw_variants(self.task.name, seed.env_seed)[seed.init_state_index]
         env.set_task(variant)
-        vector, _ = env.reset()
+        vector, _ = env.reset()  # Meta-World's observation [39]
         self._success = False
         still, objects = np.array(seed.wait_action or STILL), self._read_scene().objects
         for _ in mujoco_recorder.settling_steps(env.model, env.data, objects, seed.wait_steps, seed.rest_steps):
@@ -129,9 +136,10 @@ class MetaworldEnv(MujocoEnv):
         return self._observe(vector)
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
-        # Changes the physics, takes record 0, and adds the hooks that record each substep and step.
+        # Changes the physics, takes record 0, and adds the hooks that record each substep and step. Calling the hooks'
+        # `undo` functions removes them when recording stops.
         env, self._seed = self._env, seed
-        scene = self._change_physics(seed, self._read_scene())
+        scene = self._change_physics(seed, self._read_scene())  # names and roles of the bodies to record
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = mujoco_recorder.Recorder(env.model, env.data, scene)
         undo_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
@@ -142,9 +150,13 @@ class MetaworldEnv(MujocoEnv):
         self._undo_hooks += [undo_substeps, undo_steps]
 
     def _set_substeps(self, count: int) -> None:
+        # Sets the number of substeps per control step.
         self._env.frame_skip = count  # gymnasium's name of the number of substeps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
+        # Applies one action [4]; returns the observation after it and whether Meta-World reports success. A hook on the
+        # simulation records the step. Raises `HostError` before the first reset, and `InvalidActionError` for an action
+        # of a wrong length or with values that are not finite.
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -156,16 +168,21 @@ class MetaworldEnv(MujocoEnv):
         return vector, bool(outcome["success"])
 
     def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        # Returns MuJoCo's model and data of Meta-World's environment.
         return self._env.model, self._env.data
 
     def _read_scene(self) -> mujoco_recorder.Scene:
+        # Returns the names and roles of the bodies in the task's model.
         return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
+        # Returns the body that the task must move, the first one if there are several; None if it moves only a part of
+        # a fixture or the hand.
         targets = self._task_entry.targets
         return targets[0] if targets else None
 
     def close(self) -> None:
+        # Stops recording, then frees the renderer and the simulator.
         self._stop_recording()
         if self._renderer is not None:
             self._renderer.close()
@@ -174,6 +191,7 @@ class MetaworldEnv(MujocoEnv):
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
         """Convert Meta-World's observation `vector` [39] to our observation. Resets the setting of `render_next`."""
+        # Without `render_next`, the images are placeholders, which raise an error when they are read.
         import mujoco
 
         data = self._env.data
@@ -197,7 +215,7 @@ class MetaworldEnv(MujocoEnv):
         )
 
     def _aim_renderer(self, camera: str) -> Renderer:
-        # Returns the renderer after setting its scene and camera for the next picture.
+        # Returns the renderer after setting its scene and camera for the next picture. `camera` is our camera's name.
         if self._renderer is None:
             self._renderer = Renderer(self._env.model, self._wants.image_size, _APPEARANCE)
         with self._moved_camera(camera) as model_camera:
@@ -206,10 +224,12 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _moved_camera(self, camera: str) -> Iterator[str]:
-        # In the block, a camera in `_MOVED_M` has the position listed there. Yields the camera's name in Meta-World.
+        # In the block, a camera in `_MOVED_M` has the position [3] in m that is listed there. Yields the camera's name
+        # in Meta-World, which differs from `camera`, our name, only for these cameras.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(model_camera).xpos  # a view, so assignments change `data`
         original_pos_m = position.copy()
+        # `moved_pos_m` is None for a camera that stays in its place.
         position[:] = original_pos_m if moved_pos_m is None else moved_pos_m
         yield model_camera
         position[:] = original_pos_m
@@ -236,6 +256,7 @@ class _MetaworldTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _read_tasks() -> _MetaworldTasks:
+    # Returns the contents of `metaworld.toml`: suites, tasks, and names of bodies. Cached.
     return read_shipped(__package__, "metaworld.toml", _MetaworldTasks)
 
 
@@ -251,6 +272,7 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 
 def metaworld_task(name: str) -> MetaworldTask:
     """Return the entry of the task with this Meta-World name; raise `HostError` if the name is unknown."""
+    # An entry has the instruction, the target bodies, and the fixture with a part that must move.
     tasks = _read_tasks().tasks
     require_known("Meta-World", "task", name, tasks)
     return tasks[name]
@@ -258,7 +280,7 @@ def metaworld_task(name: str) -> MetaworldTask:
 
 def import_metaworld() -> Any:
     """Return the package `metaworld`; raise `HostError` if it is missing or cannot be imported."""
-    MetaworldHost().versions()
+    MetaworldHost().versions()  # raises `HostError` if a package is missing
     with importing("Meta-World", _INSTALL), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hides gymnasium's warnings about its registry
         import metaworld
@@ -268,13 +290,14 @@ def import_metaworld() -> Any:
 def make_env(name: str) -> SawyerXYZEnv:
     """Return Meta-World's environment of a task, without a renderer and without a limit on its steps."""
     env = import_metaworld().env_dict.ALL_V3_ENVIRONMENTS[name]()
-    env.max_path_length = 2**31
+    env.max_path_length = 2**31  # Meta-World refuses steps after this number of steps
     return env
 
 
 @lru_cache(maxsize=64)
 def draw_variants(name: str, seed: int) -> tuple[Any, ...]:
     """Return Meta-World's fifty variants of a task (goals and positions), as drawn by `metaworld.MT1(name, seed)`."""
+    # The variants are Meta-World's objects for `set_task`. `name` is Meta-World's name of the task.
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 
@@ -284,6 +307,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     The robot is the arm and the mocap body that moves it. Rigidly connected bodies count as one. Freely moving bodies
     and targets are objects. Other moving bodies are links of furniture; links that the goal moves are not tracked.
     """
+    # `rules` has the names of the targets, and of the fixture (`moves`; None if there is none) with a part that the
+    # goal moves. A link of furniture is a part with a joint, such as a drawer.
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
@@ -314,9 +339,11 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     MuJoCo's name. Any other body has its parent's name. A moving body without a MuJoCo name has the name that
     `metaworld.toml` lists for its parent, or else its parent's name.
     """
+    # The result has one name for each MuJoCo body. Bodies with the same name are one body in the record.
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):
+        # A parent comes before its children in MuJoCo's list, so its name is known. A body with a joint moves.
         parent, own_name = int(model.body_parentid[body]), str(model.body(body).name)
         parent_name, moves = names[parent], model.body_jntnum[body] > 0
         is_separate = parent == 0 or body in robot or moves
@@ -326,6 +353,6 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
 
 
 def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, ...]:
-    # Returns the ids of a finger's geoms that can collide.
+    # Returns the ids of a finger's geoms that can collide. `bodies` are MuJoCo's names of the finger's bodies.
     is_on_finger = np.isin(model.geom_bodyid, [int(model.body(name).id) for name in bodies])
     return tuple(int(geom) for geom in np.flatnonzero(is_on_finger & (model.geom_contype > 0)))

@@ -60,11 +60,13 @@ class MujocoHost(Host):
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> MujocoEnv:
         """Return a new environment of one task, before its first reset."""
+        # `wants` holds the observations, such as camera images, that the policy requests.
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Raises `HostError` if the
         simulator cannot run on this machine, the task does not exist, or the record lacks a start or states.
         """
+        # `sim_state` is the flat simulator state at each record. `Wants()` requests no camera images.
         return self.make(task, Wants()).open_stage(episode)
 
 
@@ -77,8 +79,9 @@ class MujocoEnv(RecordedEnv[Recorder]):
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        super().__init__(task, wants, versions, len(self.still))
-        self._renders_next = True
+        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
+        super().__init__(task, wants, versions, len(self.still))  # `still` is the action that moves nothing
+        self._renders_next = True  # whether the next step renders camera images
         self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
 
     @abstractmethod
@@ -90,14 +93,18 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """Return the names and roles of the bodies in the current model."""
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation] | None:
-        # Returns a function that maps qpos and qvel to an observation; None if the host has no such function.
+        # Returns a function that maps qpos and qvel to the observation that the policy gets in this state; None if the
+        # host has no such function. MuJoCo's `qpos` and `qvel` hold the positions and velocities of all joints.
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
+        # Returns which entries of the flat simulator state are positions and rotations, each with the name of its body
+        # or joint.
         model, _ = self._model_and_data()
         return model_coordinates(model, self._read_scene().body_name)
 
     def render_next(self, wanted: bool) -> None:
+        # Sets whether the next step renders camera images. Later steps render images again.
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
@@ -108,6 +115,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """
         try:
             self.reset(episode_seed(episode))
+            # `scene` has the names and roles of the bodies. `observe` maps qpos and qvel to an observation, or is None.
             (model, _), scene, observe = self._model_and_data(), self._read_scene(), self._make_pose_observer()
             return MujocoStage(model, scene, episode, self.stage_camera, self.close, observe, self.appearance)
         except BaseException:
@@ -120,12 +128,14 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
-        change = seed.change or PhysicsChange()
+        # A `Scene` holds what the recorder must know about the model. Only its `apart_substeps` depends on the changes.
+        change = seed.change or PhysicsChange()  # the default changes nothing
         model, data = self._model_and_data()
+        # The last argument seeds the random directions in which objects are shifted.
         self._undo_hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
         if change.time_step == 1:  # the factor 1 means no change
             return scene
-        substeps = round(self.dt_s / model.opt.timestep)
+        substeps = round(self.dt_s / model.opt.timestep)  # per control step, whose duration stays `dt_s`
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
@@ -160,18 +170,21 @@ class RobosuiteEnv(MujocoEnv):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
         super().__init__(task, wants, versions)
-        self._gate = CameraGate(wants.image_size)
+        self._gate = CameraGate(wants.image_size)  # switches the rendering of camera images on and off
+        # The reader of true poses and sizes; None unless the policy wants privileged observations.
         self._privileged: ScenePrivileged | None = None
-        self._env: Any = None
-        self._is_fast = os.environ.get(FAST) != "no"
-        self._undo_speed_up: Undo | None = None
+        self._env: Any = None  # robosuite's environment; None before the first reset and after `close`
+        self._is_fast = os.environ.get(FAST) != "no"  # whether to skip robosuite's redundant computations
+        self._undo_speed_up: Undo | None = None  # removes the speed-up; None if it is not applied
 
     def run_fast(self, wanted: bool) -> None:
+        # Sets whether episodes after the next reset skip redundant computations of robosuite; results stay the same.
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
-        # Applies or removes the speed-up of robosuite that `run_fast` requested.
+        # Applies or removes the speed-up of robosuite, as `run_fast` requested. It skips redundant computations.
         if self._is_fast and self._undo_speed_up is None:
             self._undo_speed_up = speed_up(self._robosuite_env())
         elif not self._is_fast and self._undo_speed_up is not None:
@@ -185,16 +198,18 @@ class RobosuiteEnv(MujocoEnv):
         finite. Raises `HostError` if the simulation diverged, no reset was made, or the simulator rendered no picture.
         """
         recorder = self._require_recorder()
+        # `still` is an example of a valid action, and `action_meaning` describes its numbers in error messages.
         checked = policy.check_action(action, len(self.still), self.action_meaning)
-        self._gate.set_open(self._renders_next)
-        self._renders_next = True
+        self._gate.set_open(self._renders_next)  # a closed gate renders no pictures
+        self._renders_next = True  # later steps render by default
         raw, success = self._advance(checked.copy())
         recorder.record_step(checked)
         self._success = success
         return self._observe(raw), success
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation]:
-        # The returned function changes the state of the simulation.
+        # Returns a function that sets all joints to `qpos` and `qvel` and returns the observation of this state. The
+        # function changes the state of the simulation.
         import mujoco
 
         def observe(qpos: Floats, qvel: Floats) -> Observation:
@@ -219,7 +234,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _replace_env(self, make_env: Callable[[], Any], *, is_seen: bool) -> Any:
-        # Closes robosuite's environment, and returns a new one, which the caller must reset. See `_install_gate`.
+        # Closes robosuite's environment, and returns a new one, which the caller must reset. `is_seen` says whether the
+        # policy gets the observation of that reset.
         self.close()
         self._env, self._undo_speed_up = make_env(), None
         self._set_speed()
@@ -227,7 +243,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _install_gate(self, *, is_seen: bool) -> None:
-        # If `is_seen` is true, the policy gets the next reset's observation, so the reset must render pictures.
+        # Installs the switch for camera pictures in robosuite's environment. If `is_seen` is true, the policy gets the
+        # next reset's observation, so the switch is open and the reset renders pictures. Otherwise, it is closed.
         self._gate.install(self._robosuite_env())
         self._gate.set_open(is_seen)
         self._renders_next = True
@@ -235,21 +252,28 @@ class RobosuiteEnv(MujocoEnv):
     @abstractmethod
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
         """Apply one action, and return robosuite's observation and whether the benchmark's task is solved."""
+        # robosuite's observation is a mapping from names, such as `robot0_eef_pos`, to arrays.
 
     @abstractmethod
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         """Return a reader of the current scene's ground truth."""
+        # Ground truth means the true poses and sizes of bodies, the positions of goal sites, and the goal.
 
     def _set_substeps(self, count: int) -> None:
+        # Sets the number of substeps per control step.
         env = self._robosuite_env()
-        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)  # robosuite rounds substep counts down
+        # robosuite rounds `control_timestep / model_timestep` down to get the number of substeps per control step. So
+        # the time step [s] is the next smaller float, which makes sure that the quotient is not below `count`.
+        env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)
 
     def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        # Returns the current MuJoCo model and its data, which a reset replaces.
         simulation = self._robosuite_env().sim  # `model` and `data` of an `MjSim` wrap MuJoCo's objects
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        # Maps each arm to the prefix of its keys in robosuite's observation; {} if there is only one arm.
+        # Maps each arm to the prefix of its keys in robosuite's observation, such as `robot1_`; {} if there is only one
+        # arm, whose prefix is `robot0_`.
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -260,27 +284,32 @@ class RobosuiteEnv(MujocoEnv):
         """Take the settling steps that `seed` requests, take record 0, and return its observation. `raw` is robosuite's
         observation before settling, and `success` is the success before settling.
         """
-        still = np.array(seed.wait_action or self.still)
+        # Settling steps are control steps before record 0 in which objects come to rest. There are `wait_steps` of them
+        # and up to `rest_steps` more, until the objects rest. `success` is the benchmark's success.
+        still = np.array(seed.wait_action or self.still)  # the action of all settling steps, [A]
         model, data = self._model_and_data()
         settling = settling_steps(model, data, self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(settling):
             self._gate.set_open(step >= seed.wait_steps - 1)  # render in each step that may be the last settling step
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
+        # Changes of physics apply from record 0 on. `scene` has the names and roles of the bodies to record.
         scene = self._change_physics(seed, self._read_scene())
         simulation, task_id = self._robosuite_env().sim, self.task.task_id
         self._recorder, detach = attach_recorder(
             simulation, self.substep_method, scene, task_id, read_subgoals=self._read_subgoals
         )
-        self._undo_hooks.append(detach)
+        self._undo_hooks.append(detach)  # `detach` removes the recorder from the simulation
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
         return self._observe(raw)
 
     def _observe(self, raw: RawObservation) -> Observation:
+        # Converts robosuite's observation `raw`, a mapping from names to arrays, to the observation for the policy.
+        # `joint_values` holds the additional quantities that the policy requests, such as joint positions.
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
         joint_values = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
-        # `arms` is empty if there is only one arm.
+        # `arms` is empty if there is only one arm. `joined` concatenates the values of all arms.
         joined = policy.join_arms(list(arms.values()) or [read_arm(raw, "robot0_")])
         return Observation(
             instruction=self._instruction(),
@@ -312,12 +341,15 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _read_simulation(self) -> dict[str, object]:
+        # Returns facts about how the simulator runs, such as its renderer, for the record's header.
         return read_simulation(self._robosuite_env())
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        # Returns the wanted cameras' upright images; reading an image that was not rendered raises an error.
+        # Returns the upright images [H, W, 3] of the cameras that the policy wants. If this step did not have to
+        # render, the result is a placeholder, which raises an error when an image is read.
         if not self._gate.is_open:
             return policy.UnrenderedImages(self._wants.cameras)
+        # `is_fresh` is true if the simulator has rendered since the gate was opened.
         if self._wants.cameras and not self._gate.is_fresh:
             problem = "the simulator rendered no image in this control step"
             raise HostError(problem, remedy="Let the simulator's cameras sample once per control step, at 20 Hz.")
@@ -327,6 +359,7 @@ class RobosuiteEnv(MujocoEnv):
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
     """Return the observation of the arm whose keys in `raw` begin with `prefix`; [0] fingers if it has no gripper."""
+    # `fingers` holds the positions of the finger joints; the position of the end effector is in the world frame.
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
     return policy.ArmObservation(eef_pos_m, to_wxyz(raw[f"{prefix}eef_quat"]), fingers)
@@ -334,6 +367,7 @@ def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
 
 def camera_options(wants: Wants) -> dict[str, object]:
     """Return robosuite's camera options. The environment renders only if `wants` has a camera."""
+    # `wants` holds the policy's requests: the names of `cameras`, and `image_size` (height and width in pixels).
     height, width = wants.image_size
     has_cameras = bool(wants.cameras)
     return {
@@ -343,8 +377,8 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # Only the rollout ends episodes.
-        # If False, robosuite refuses steps after the first 1000, which include settling steps.
+        # Only our rollout ends episodes. If this option were False, robosuite would refuse steps after the first 1000,
+        # which include settling steps.
         "ignore_done": True,
     }
 
@@ -353,6 +387,7 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
     """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of
     controller; None = the robots' default. The environment renders only if `wants` has a camera. Imports robosuite.
     """
+    # `robot` is robosuite's name of the robot, and `wants` holds the cameras that the policy requests.
     from robosuite.controllers import load_composite_controller_config
 
     configs = [load_composite_controller_config(controller=controller, robot=robot) for _ in range(count)]
@@ -363,6 +398,7 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
 
 def quieten_log() -> None:
     """Hide the messages in robosuite's log that begin with one of `_HIDDEN_LOG_PREFIXES`."""
+    # These messages are about optional files and packages and about the loading of controllers, not about errors.
     logging.getLogger("robosuite_logs").addFilter(
         lambda record: not record.getMessage().startswith(_HIDDEN_LOG_PREFIXES)
     )
@@ -388,8 +424,11 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
     """Return the coordinates of a MuJoCo model's joints in the flat state, which begins with the time. A free joint has
     a position and a rotation, with the body's name. Other joints have one coordinate, with the joint's or body's name.
     """
+    # `body_name` gives the recorded name of each MuJoCo body. Each `Coordinate` has a name, a kind, its first index in
+    # the flat state, and its number of entries.
     coordinates = list[Coordinate]()
     for joint in range(model.njnt):
+        # The flat state begins with the time, followed by qpos. So an address in qpos is moved by 1.
         start, joint_type = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
         body = body_name[int(model.jnt_bodyid[joint])]
         name = str(model.joint(joint).name) or body
@@ -418,6 +457,8 @@ def change_model(
     The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
     body that the scene lacks, or if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
+    # `scene` gives the recorded names of the bodies. The factors `iterations`, `softness` and `friction` are 1 if they
+    # change nothing.
     if change == PhysicsChange():
         return lambda: None  # nothing changes, so no array needs to be copied
     saved_arrays = {name: getattr(model, name).copy() for name in _CHANGED_ARRAYS}
@@ -429,19 +470,19 @@ def change_model(
         for name, value in saved_options.items():
             setattr(model.opt, name, value)
 
-    if change.iterations != 1:
+    if change.iterations != 1:  # the solver stops at either limit, so both change
         model.opt.iterations = max(1, round(model.opt.iterations * change.iterations))
         model.opt.tolerance /= change.iterations**2
     for kind in ("geom", "pair"):  # a `pair` has contact parameters for its two geoms
         if change.softness != 1:
             solref, solimp = getattr(model, f"{kind}_solref"), getattr(model, f"{kind}_solimp")
-            _soften(solref, solimp, change.softness, 2 * model.opt.timestep)
+            _soften(solref, solimp, change.softness, 2 * model.opt.timestep)  # MuJoCo's minimum is two time steps
         if change.friction != 1:
             getattr(model, f"{kind}_friction")[...] *= change.friction
-    if change.apart is not None:
+    if change.apart is not None:  # the names of two bodies that must not touch each other
         first, second = (_select_geoms(model, scene, name) for name in change.apart)
         _separate_geoms(model, first, second)
-    if change.without is not None:
+    if change.without is not None:  # the name of a body that must neither move nor touch anything
         _freeze_body(model, data, scene, change.without)
     if change.shift_m:
         _shift_bodies(model, data, change.shift_m, seed)
@@ -461,6 +502,7 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
     does. If `solref` holds negative stiffness and damping instead, divide the stiffness by factor² and the damping by
     factor. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
+    # Makes contacts softer if `factor` is above 1. `solref` and `solimp` are MuJoCo's contact parameters of n geoms.
     # Both arrays change in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
     softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]
@@ -485,6 +527,7 @@ def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     `contype` is one bit. The kind's new `conaffinity` has the bits of all kinds that it may touch.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
+    # There are fewer bits than geoms, so all geoms that must behave alike share the bit of their kind.
     # `kinds` has one column for each of the `K` kinds. `collides` and `is_separated` have the shape [K, K].
     kinds, kind_of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     kind_contypes, kind_affinities, in_first, in_second = kinds
@@ -496,14 +539,15 @@ def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     collides = (shared_bits | shared_bits.T) != 0
     is_separated = in_first[:, None] & in_second
     collides &= (is_separated | is_separated.T) == 0
-    bits = 1 << np.arange(kinds.shape[1])
+    bits = 1 << np.arange(kinds.shape[1])  # kind k gets bit k; `collides @ bits` sums the bits of the kinds it touches
     kind_of_geom = kind_of_geom.ravel()  # NumPy 2.0 returns [1, ngeom]
     contype[...], conaffinity[...] = bits[kind_of_geom], (collides @ bits)[kind_of_geom]
     _update_body_masks(model)
 
 
 def _update_body_masks(model: mujoco.MjModel) -> None:
-    # MuJoCo skips pairs of bodies whose masks do not match. A body's mask is the union of its geoms' masks.
+    # Computes the bodies' collision masks from their geoms' masks, after these have changed. MuJoCo skips pairs of
+    # bodies whose masks do not match. A body's mask is the union (bitwise or) of its geoms' masks.
     for mask_name in ("contype", "conaffinity"):
         body_mask = getattr(model, f"body_{mask_name}")  # a view, so assignments change the model
         body_mask[...] = 0
@@ -511,7 +555,7 @@ def _update_body_masks(model: mujoco.MjModel) -> None:
 
 
 def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
-    # Disables all contacts of a body, and makes it too heavy to move.
+    # Disables all contacts of the body with the recorded name `name`, stops it, and makes it too heavy to move.
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:  # the name `robot` itself has no entry in `roles`
         raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use `contact:A,B`.")
@@ -525,7 +569,7 @@ def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
 
 
 def _shift_bodies(model: mujoco.MjModel, data: mujoco.MjData, shift_m: float, seed: Sequence[int]) -> None:
-    # Moves each free body by `shift_m` in a random horizontal direction.
+    # Moves each free body by `shift_m` in a random horizontal direction, which `seed` determines.
     import mujoco
 
     x_addresses = model.jnt_qposadr[model.jnt_type == _FREE]  # index of each free body's x in qpos; y is the next entry

@@ -45,12 +45,13 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. An import error becomes a `HostError` with a remedy: `install`
     if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, otherwise a reinstallation.
     """
+    # `install` says how to install the simulator. `by_egl` is False for simulators that do not render by EGL.
     _use_writable_caches()
     try:
         with egl_device() if by_egl else nullcontext(), _without_log_file():
             yield
     except Exception as error:
-        module_names = _traceback_modules(error)
+        module_names = _traceback_modules(error)  # the modules in which the error occurred, outermost first
         is_graphics = any(name.startswith(("OpenGL", "mujoco")) for name in module_names)
         is_missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
         backend = os.environ.get("MUJOCO_GL")
@@ -58,7 +59,7 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         remedy = install
         if not is_missing:
             remedy = GRAPHICS_REMEDY if is_graphics else f"If a file is damaged, reinstall: {install}"
-            if is_graphics and DEVICE in str(error):
+            if is_graphics and DEVICE in str(error):  # the error is about MUJOCO_EGL_DEVICE_ID
                 remedy = f"Correct or unset the environment variable {DEVICE}."
         problem = f"{simulator} cannot be imported{backend_note}: {type(error).__name__}: {error}"
         raise HostError(problem, remedy=remedy) from error
@@ -87,7 +88,8 @@ def _traceback_modules(error: BaseException) -> list[str]:
 
 
 def _patch_robosuite_display() -> None:
-    # If robosuite's EGL module is imported, patches it, so that `egl_device` chooses the device of new displays.
+    # If robosuite's EGL module is imported, patches its function that creates an EGL display. From then on,
+    # `egl_device` sets the environment variables that choose the device of each new display.
     module = sys.modules.get(_ROBOSUITE)
     create_display = getattr(module, _MAKE_DISPLAY, None)
     if create_display is None or hasattr(create_display, "__wrapped__"):
@@ -119,6 +121,8 @@ def egl_device() -> Iterator[None]:
     """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. Afterwards,
     MUJOCO_EGL_DEVICE_ID and CUDA_VISIBLE_DEVICES get their old values. Logs one warning if the choice is a guess.
     """
+    # `DEVICE` is the name of MUJOCO_EGL_DEVICE_ID, `VISIBLE` that of CUDA_VISIBLE_DEVICES. `WORKER` is the name of the
+    # variable with this worker's index.
     saved = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if saved[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
         worker_text = os.environ.get(WORKER, "0")
@@ -126,7 +130,7 @@ def egl_device() -> Iterator[None]:
         index, warning = choose_device(_list_devices(), saved[VISIBLE], worker)
         if warning:
             warn_once(f"{warning}. The EGL device for images is {index}; to choose another, set {DEVICE}.")
-        if index is not None:
+        if index is not None:  # None = the simulator chooses
             os.environ[DEVICE] = str(index)
     os.environ.pop(VISIBLE, None)  # robosuite would use the variable as the index of an EGL device
     try:
@@ -143,6 +147,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     `visible` is CUDA_VISIBLE_DEVICES; workers use its devices in turn. EGL's numbers for CUDA devices
     (EGL_CUDA_DEVICE_NV) count visible devices, or all devices if EGL lists more numbers than there are visible devices.
     """
+    # `devices` are EGL's devices, in EGL's order. `device.cuda` is EGL's number for a CUDA device; None for others.
     words = [] if visible is None else [word.strip() for word in visible.split(",")]
     gpu_names = list(takewhile(_CUDA_NAME.match, words))  # as in CUDA, the first word that is not a GPU ends the list
     index_of_ordinal = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
@@ -155,7 +160,9 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
         if visible is None:
             return None, ""
         return 0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none"
+    # Without other information, the workers use all of EGL's CUDA devices in turn, in the order of their numbers.
     indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
+    # If EGL lists more devices than are visible, its numbers count all GPUs, so they are the numbers in `visible`.
     if visible is not None and len(index_of_ordinal) > len(gpu_names):
         visible_ordinals = [int(name) for name in gpu_names if name.isdecimal()]
         # UUIDs and unlisted ordinals cannot be matched with EGL's devices. Then the workers use all GPUs in turn.
@@ -172,7 +179,8 @@ _CUDA_DEVICE, _EXTENSIONS, _MAX_DEVICES = 0x323A, 0x3055, 64
 
 @cache
 def _list_devices() -> tuple[EglDevice, ...]:
-    # Returns EGL's devices, in EGL's order; () if EGL is missing or lacks the functions that list devices.
+    # Returns EGL's devices, in EGL's order; () if EGL is missing or lacks the functions that list devices. Each device
+    # has its CUDA ordinal (None = not a CUDA device), and whether it is a software renderer.
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
@@ -206,6 +214,7 @@ def _list_devices() -> tuple[EglDevice, ...]:
 def _use_writable_caches() -> None:
     # If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib.
     # Workers inherit the folder, which is removed when this process ends.
+    # `_CACHES` maps the environment variable of each cache to the cache's folder name. The user's values are kept.
     unset_names = [name for name in _CACHES if name not in os.environ]
     if not unset_names or _can_write(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
         return
@@ -216,7 +225,8 @@ def _use_writable_caches() -> None:
 
 
 def _can_write(folder: Path) -> bool:
-    # Writes a test file, because `os.access` ignores a full disk and a file system that refuses root.
+    # Returns whether files can be written to the folder, which is created if necessary. Writes a test file, because
+    # `os.access` ignores a full disk and a file system that refuses root.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -35,24 +35,28 @@ class ScenePrivileged:
         sites: Mapping[str, Floats],
     ) -> None:
         """Measure sizes in the pose of `data`. `sites` maps a goal site's name to an array view [3] of its position."""
+        # `goal` holds the predicates of the task's goal, such as ("on", "bowl_1", "plate_1"). `scene` has the recorded
+        # name of each MuJoCo body and the role of each name. Several MuJoCo bodies may have the same name.
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         bodies_of_name: dict[str, tuple[int, ...]] = {}
         for body, name in enumerate(scene.body_name):
             if scene.roles.get(name) != "robot":
                 bodies_of_name[name] = (*bodies_of_name.get(name, ()), body)
+        # One box around each named body, and one box around each of its collision geoms; None without such geoms.
         boxes = {name: bounding_box(model, data, bodies[0], bodies) for name, bodies in bodies_of_name.items()}
         pieces = {name: piece_boxes(model, data, bodies[0], bodies) for name, bodies in bodies_of_name.items()}
         self._boxes = {name: box for name, box in boxes.items() if box}
         self._pieces = {name: geom_boxes for name, geom_boxes in pieces.items() if geom_boxes}
         # Sizes and pieces are in the frame of the first body with the name.
         self._root_body = {name: bodies_of_name[name][0] for name in self._boxes}
-        self._hand: tuple[int, ...] = ()
+        self._hand: tuple[int, ...] = ()  # ids of the bodies of hand and fingers
         if scene.eef_site is not None:  # robosuite's end effector is a sibling of the fingers, so use the parent
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
 
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
+        # Poses are in the world frame. Each entry of `_boxes` has half extents [3] and a center [3] (body frame).
         data = self._data
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root_body.items()},
@@ -68,7 +72,7 @@ class ScenePrivileged:
 
 
 def _collision_geoms(model: mujoco.MjModel, bodies: tuple[int, ...]) -> NDArray[np.intp]:
-    # Returns the ids of the bodies' geoms that can collide and have a size.
+    # Returns the ids of the bodies' geoms that can collide and have a finite size; planes have none.
     can_collide = (model.geom_contype | model.geom_conaffinity) != 0
     is_bounded = np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
     return np.flatnonzero(np.isin(model.geom_bodyid, bodies) & can_collide & is_bounded)
@@ -91,6 +95,7 @@ def bounding_box(
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
+    # `bodies` are ids of MuJoCo bodies. `lows` and `highs` have one corner [3] of the box for each geom.
     rotation = data.xmat[root].reshape(3, 3)
     lows, highs = zip(*(_geom_span(model, data, int(geom), data.xpos[root], rotation) for geom in geoms), strict=True)
     low, high = np.min(lows, axis=0), np.max(highs, axis=0)
@@ -102,15 +107,18 @@ def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: t
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
+    # `bodies` are ids of MuJoCo bodies. For G geoms, the result has centers [G, 3] and half extents [G, 3] in m, and
+    # quaternions [G, 4]. Each box has the axes of its geom.
     world_to_root = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
-    geom_rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)
+    geom_rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)  # from each geom's frame to the world
     centers_in_geom, half_extents = map(np.array, zip(*(_geom_box(model, int(geom)) for geom in geoms), strict=True))
+    # World coordinates of the boxes' centers. A mesh's box need not be centered at the geom's origin.
     centers = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", geom_rotations, centers_in_geom)
     quats_xyzw = (world_to_root * Rotation.from_matrix(geom_rotations)).as_quat()
     return Boxes(
         center_m=read_only(world_to_root.apply(centers - data.xpos[root])),
         half_extents_m=read_only(half_extents),
-        quat_wxyz=read_only(np.roll(quats_xyzw, 1, axis=1)),
+        quat_wxyz=read_only(np.roll(quats_xyzw, 1, axis=1)),  # moves w from the end to the start
     )
 
 
@@ -124,7 +132,8 @@ def read_only(array: NDArray[np.float64]) -> Floats:
 def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
-    # Returns one geom's minimum and maximum coordinates, [3] each, in the frame at `origin` with axes `rotation`.
+    # Returns one geom's minimum and maximum coordinates [m], [3] each, in the frame with the origin `origin` [3] and
+    # the axes in the columns of `rotation` [3, 3]; both are given in the world frame.
     axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)  # columns: the geom's axes in that frame
     center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
@@ -135,7 +144,8 @@ def _geom_span(
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    # Returns half the extent of a primitive along each frame axis, [3]; the geom's axes are the columns of `axes`.
+    # Returns half the extent [m] of a primitive along each axis of a frame, [3]. The columns of `axes` [3, 3] are the
+    # geom's axes in that frame. `kind` and `size` [3] are MuJoCo's type and size of the geom.
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:
@@ -151,7 +161,8 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    # Returns center [3] and half extents [3] of a box around the geom, in the geom's frame.
+    # Returns center [3] and half extents [3], in m, of a box around the geom, in the geom's frame. A primitive shape is
+    # centered at the frame's origin; a mesh need not be.
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         points = _mesh_vertices(model, geom)

@@ -49,12 +49,14 @@ class Renderer:
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
         """Set the model's picture size and shadows, and make a context; raise `HostError` if rendering fails."""
+        # `size` is the largest (height, width) of pictures. `appearance` has the visible geom groups, whether to draw
+        # sites, and the names of the cameras (`turned`) that are mounted upside down.
         import mujoco
 
         self.size = size
         self._upside_down_cameras, self._is_upside_down = appearance.turned, False
         self._model = model
-        backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
+        backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"  # the library that makes an OpenGL context
         try:
             with egl_device():
                 self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
@@ -78,6 +80,7 @@ class Renderer:
         """
         import mujoco
 
+        # A free camera looks at the point `camera.lookat_m`. If this is None, `camera.name` is a camera of the model.
         self._is_upside_down = camera.lookat_m is None and camera.name in self._upside_down_cameras
         view, all_categories = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
         if camera.lookat_m is None:  # a camera of the model; otherwise, a free camera
@@ -97,7 +100,7 @@ class Renderer:
         mujoco.mjr_render(rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
         picture = pixels[::-1]  # OpenGL starts with the bottom row
-        if self._is_upside_down:
+        if self._is_upside_down:  # the camera is mounted upside down, so turn the picture by 180 degrees
             picture = picture[::-1, ::-1]
         return picture.copy()
 
@@ -105,6 +108,7 @@ class Renderer:
         """Return the id of the body that each pixel of the current view shows, [H, W]; -1 = no body."""
         import mujoco
 
+        # `size` is (height, width). The scene is rendered once more, with one color per geom instead of its material.
         flags = self._scene.flags
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
         pixels = self.image(size).astype(np.int64)
@@ -142,9 +146,9 @@ class CameraGate:
 
     def __init__(self, size: tuple[int, int]) -> None:
         """Start with an open gate; `size` is the (height, width) of black pictures."""
-        self.is_open = True
-        self.is_fresh = False
-        self.renders = 0
+        self.is_open = True  # whether the cameras render; a closed gate returns black pictures instead
+        self.is_fresh = False  # whether a picture was rendered since the gate was opened
+        self.renders = 0  # number of pictures rendered
         self._blank: NDArray[np.uint8] = np.zeros((*size, 3), dtype=np.uint8)
 
     def set_open(self, wanted: bool) -> None:
@@ -154,6 +158,8 @@ class CameraGate:
 
     def install(self, env: Any) -> None:
         """Wrap the camera sensors that robosuite 1.4 or 1.5 makes after the next reset. A second call does nothing."""
+        # A sensor is a function that renders one camera's picture. The gate decides whether it is called. `env` is
+        # robosuite's environment.
         create_sensors = env._create_camera_sensors
         if getattr(create_sensors, "gate", None) is self:
             return  # installed already
@@ -194,6 +200,8 @@ def main() -> None:
     """Render a white ball on black, 64 x 64. Print the renderer's name and the extreme pixel values as JSON."""
     import mujoco
 
+    # `safevla doctor` runs this in another process, because broken graphics can crash. If all pixels are equal,
+    # rendering does not work.
     gl = importlib.import_module("OpenGL.GL")  # OpenGL has no type stubs
     model = mujoco.MjModel.from_xml_string(_PROBE_SCENE)
     data = mujoco.MjData(model)

@@ -58,30 +58,37 @@ class MujocoStage(stage.Stage):
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
         compute it. Raises `HostError` if the record's states are missing or belong to another model.
         """
+        # `scene` has the recorded name of each MuJoCo body. `camera` is the default camera's name. `appearance` says
+        # which geoms and sites are visible.
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
         self._states, self._camera, self._on_close = read_states(episode, state_size(model)), camera, on_close
         self._observe, self._appearance = observe, appearance
+        # The recorded positions of each tracked body, [records, 3] in m, to compare with the positions in pictures.
         tracked, positions = episode.body_pos_m.episode_poses(0)
         self._recorded_pos_m = {
             episode.body_label(int(body)): positions[:, column] for column, body in enumerate(tracked)
         }
-        self._renderer: Renderer | None = None
+        self._renderer: Renderer | None = None  # made when the first picture is needed
         camera_names = {str(model.camera(camera_id).name) for camera_id in range(model.ncam)}
         has_further_camera = camera != HAND_CAMERA and HAND_CAMERA in camera_names
+        # Videos show these cameras in addition to the default camera.
         self.further_cameras = (HAND_CAMERA,) if has_further_camera else ()
+        # The names of the bodies that the joints of the arms move, one for each joint, base first.
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
+        # `record` is the index of a record, `bodies` are recorded names, and `size` is (height, width) in pixels.
         default_camera = stage.Camera(self._camera)
         if not bodies:
             return default_camera
         self._set_record(record)
         self._open_renderer(size)  # with this size, `render` can use the same renderer
+        # A body is shown well if it covers at least the fraction `WELL_SHOWN` of the picture.
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         balls = []  # (center, radius) of a sphere around each body
@@ -94,6 +101,7 @@ class MujocoStage(stage.Stage):
         if not balls:
             return default_camera
         center_m, radius_m = min(balls, key=lambda ball: ball[1])  # aim at the smallest body
+        # The candidates look at the center from several directions. The first one has the default camera's azimuth.
         cameras = list(close_ups(center_m, radius_m, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [self._measure_shares(camera, bodies) for camera in cameras])
 
@@ -103,6 +111,8 @@ class MujocoStage(stage.Stage):
         """Return one record's picture from one camera. Raises `HostError` for a body that the model lacks, or if
         rendering is impossible, and `KeyError` if the model has no camera of that name.
         """
+        # `size` is (height, width). `seen` [H, W] is i + 1 at pixels that show `bodies[i]`, and 0 elsewhere. A picture
+        # also has the current positions of the tracked bodies.
         self._set_record(record)
         renderer = self._open_renderer(size)
         renderer.look(self._data, camera)
@@ -111,6 +121,7 @@ class MujocoStage(stage.Stage):
 
     def observe(self, record: int) -> Observation | None:
         """Return the host's observation of a record, without images; None if the host cannot make one."""
+        # `_observe` is the host's function from joint positions and velocities to an observation.
         if self._observe is None:
             return None
         self._set_record(record)
@@ -120,6 +131,7 @@ class MujocoStage(stage.Stage):
         """Return the model's visible shapes, and its default camera at record 0. `stand_ins` maps the name of each body
         without visible geoms to the ids of the bodies that are shown instead.
         """
+        # If a body has no visible geom, the ids of its visible bodies belong to bodies with other names.
         self._set_record(0)
         ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
@@ -128,11 +140,14 @@ class MujocoStage(stage.Stage):
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the model's bodies in one record, and the contacts between the bodies."""
+        # The parts of the result are positions [nbody, 3] in m and quaternions [nbody, 4] wxyz in the world frame, the
+        # contacts, and the tracked bodies' positions as in records.
         self._set_record(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
     def close(self) -> None:
+        # Frees the renderer, then the host's environment.
         if self._renderer is not None:
             self._renderer.close()
         self._renderer = None
@@ -151,7 +166,8 @@ class MujocoStage(stage.Stage):
                 self._set_state(0, -self._model.opt.timestep)
 
     def _set_state(self, record: int, offset_s: float) -> None:
-        # Sets a record's state, then moves all positions by `offset_s` times their velocities.
+        # Sets a record's state, then moves all positions by `offset_s` times their velocities. A negative offset gives
+        # earlier positions.
         import mujoco
 
         model, data = self._model, self._data
@@ -160,7 +176,8 @@ class MujocoStage(stage.Stage):
         mujoco.mj_forward(model, data)
 
     def _position_error_m(self, record: int) -> float:
-        # Returns the sum of the distances between current and recorded positions of the tracked bodies.
+        # Returns the sum of the distances between current and recorded positions of the tracked bodies. `path_m` holds
+        # a body's recorded positions, [records, 3].
         current_pos_m = self._current_positions()
         errors_m = [
             np.linalg.norm(current_pos_m[name] - path_m[record])
@@ -175,7 +192,8 @@ class MujocoStage(stage.Stage):
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        # Returns a renderer for pictures of at least `size`. If the renderer is too small, a larger one replaces it.
+        # Returns a renderer for pictures of at least `size` (height, width). If the current renderer is too small, a
+        # larger one replaces it.
         height, width = self._renderer.size if self._renderer else _SKETCH_SIZE
         if self._renderer is None or height < size[0] or width < size[1]:
             if self._renderer is not None:
@@ -185,17 +203,18 @@ class MujocoStage(stage.Stage):
         return self._renderer
 
     def _measure_shares(self, camera: stage.Camera, bodies: Sequence[str]) -> Floats:
-        # Returns the fraction of a small picture that each of the `B` bodies covers, [B].
+        # Returns the fraction of a small picture from `camera` that each of the `B` bodies covers, [B].
         renderer = self._open_renderer(_SKETCH_SIZE)
         renderer.look(self._data, camera)
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        # Returns `Picture.seen` for the renderer's current view: for each pixel, 1 + the index in `bodies`, or 0.
+        # Returns an array [H, W] for the renderer's current view: a pixel is i + 1 if it shows `bodies[i]`, or 0 if it
+        # shows none of them. `size` is (height, width).
         number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (index -1) means no body
         for number, name in enumerate(bodies, start=1):
             number_of_body[self._visible_body_ids(name)] = number
-        return number_of_body[renderer.bodies(size)]
+        return number_of_body[renderer.bodies(size)]  # `renderer.bodies` gives the body id at each pixel, or -1
 
     def _body_ids(self, name: str) -> list[int]:
         # Returns the ids of all bodies of the model with this recorded name; raises `HostError` if there are none.
@@ -206,13 +225,15 @@ class MujocoStage(stage.Stage):
         return bodies
 
     def _visible_body_ids(self, name: str) -> list[int]:
-        # Returns the ids of the bodies that pictures show for a recorded body.
+        # Returns the ids of the bodies that pictures show for a recorded body. If the body has no visible geoms, these
+        # are bodies attached to it or an ancestor.
         return self._shown_body_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
         """Return the ids of the bodies to show for a recorded body. If the body has no geoms in the mask `is_counted`
         [ngeom], return all attached bodies with counted geoms, or else the closest ancestor with counted geoms.
         """
+        # An example is a finger's pad without visible geoms: pictures show the finger instead.
         bodies, world = self._body_ids(name), [0]
         bodies_with_geoms = {int(body) for body in self._model.geom_bodyid[is_counted]}
         if bodies != world and bodies_with_geoms.isdisjoint(bodies):
@@ -241,15 +262,19 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     first state, which requires a replay or recorded poses of fixtures. Raises `HostError` if the record determines no
     start, or if the recorded fixtures are not poses.
     """
+    # An `EpisodeSeed` has the values that determine an episode's start, mainly the index of the task's initial state
+    # and the environment's seed. The record's header has both; None for a missing one.
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        recorded_start = _read_recorded_start(episode)
+        recorded_start = _read_recorded_start(episode)  # None if the record has no such start
         if recorded_start is not None:
             return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded_start)
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
         remedy = "The seed and the index determine poses that `sim_state` lacks, such as the poses of fixtures. "
         remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
+    # `resets` is the number of earlier resets since the environment's only seeding (None = unknown). `drawn` says
+    # whether the start was drawn at random. `placed` has coordinates of objects that a search chose.
     (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
     index, placed = chosen_start(episode)  # the index is None for a start that uses no initial state
@@ -259,7 +284,8 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
-    # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures.
+    # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures. A
+    # state lacks the poses of fixtures, such as a cabinet, because they do not move.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
@@ -273,6 +299,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     """Return the recorded poses of fixtures by root body: position [3] in m and quaternion [4] wxyz, in the world
     frame; {} if none are recorded. Raises `HostError` if the recorded values are not poses.
     """
+    # In a replayed episode, the poses are in the header's field `replay`. Otherwise, they are in the host's header.
     (replay,), (extra,) = replay_fields(episode), episode.extra
     recorded = (replay or host_header(extra)).get(FIXTURES)
     if not recorded:
@@ -294,7 +321,9 @@ def extract_geometry(
     """Return a model's visible shapes, with the model's bodies as parts, and the viewpoint of the camera in `data`."""
     import mujoco
 
-    meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
+    # `camera` is a camera's name, and `appearance` says which geoms and sites are visible. The second part of the
+    # result, `stand_ins`, is empty here; the caller fills it.
+    meshes: dict[tuple[int, int], stage.TriangleMesh] = {}  # the keys are ids of a mesh and its texture
     shapes = tuple(_visible_shapes(model, appearance, meshes))
     camera_id, quat = model.camera(camera).id, np.empty(4)
     mujoco.mju_mat2Quat(quat, data.cam_xmat[camera_id])  # writes to `quat`
@@ -309,7 +338,7 @@ def _visible_shapes(
     """Yield the shapes of visible geoms, then of sites. Adds each pair of mesh and texture to `meshes` on first use."""
     import mujoco
 
-    # Height fields and other unsupported kinds of geoms are left out.
+    # Sites are marks without mass, such as goal regions. Height fields and other unsupported kinds are left out.
     kind_of_type: dict[int, stage.ShapeKind] = {
         int(getattr(mujoco.mjtGeom, f"mjGEOM_{kind.upper()}")): kind for kind in get_args(stage.ShapeKind)
     }
@@ -321,10 +350,11 @@ def _visible_shapes(
         )
         for index in np.flatnonzero(is_visible):
             kind = kind_of_type.get(int(types[index]))
+            # `texture_id` is -1 for a shape without a texture.
             rgba, texture_id = _read_color_and_texture(model, int(materials[index]), colors[index])
             if kind is None or rgba[3] == 0:
                 continue
-            mesh_index = None
+            mesh_index = None  # the position of the mesh in `meshes`; None unless the shape is a mesh
             if kind == "mesh":
                 mesh_key = (int(model.geom_dataid[index]), texture_id)
                 if mesh_key not in meshes:
@@ -342,19 +372,21 @@ def _visible_shapes(
 
 
 def _read_color_and_texture(model: mujoco.MjModel, material_id: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
-    # Returns the color of a geom or site, [4] from 0 to 1, and the id of its material's texture, -1 = none.
+    # Returns the color of a geom or site, [4] from 0 to 1, and the id of its material's texture, -1 = none. `rgba` is
+    # the element's own color, and `material_id` is -1 if it has no material.
     import mujoco
 
     own_rgba = rgba.astype(np.float64)
     if material_id < 0:
         return own_rgba, -1
     texture_id = int(np.atleast_1d(model.mat_texid[material_id])[int(mujoco.mjtTextureRole.mjTEXROLE_RGB)])
+    # The default color means that no color was set. Then the material's color applies.
     is_unset = tuple(own_rgba) == _UNSET_RGBA
     return model.mat_rgba[material_id].astype(np.float64) if is_unset else own_rgba, texture_id
 
 
 def _texture_image(model: mujoco.MjModel, texture_id: int) -> NDArray[np.uint8]:
-    # Returns a texture as an image [H, W, channels].
+    # Returns a texture as an image [H, W, channels], uint8. MuJoCo keeps all textures in the array `tex_data`.
     height, width, channels = (
         int(array[texture_id]) for array in (model.tex_height, model.tex_width, model.tex_nchannel)
     )
@@ -384,12 +416,15 @@ def _mean_vertex_colors(
     texcoord_ids: NDArray[np.int64],
     vertex_count: int,
 ) -> NDArray[np.uint8]:
-    # Samples the texture at each triangle's corners. Returns the mean of each vertex's samples, as colors [V, 3].
+    # Samples the texture at each triangle's corners. Returns the mean of each vertex's samples, as colors [V, 3] for V
+    # vertices. `triangles` [F, 3] has the vertices of each triangle, and `texcoord_ids` [F, 3] has the index of the
+    # texture coordinates at each corner.
     image = _texture_image(model, texture_id)
     height, width = image.shape[:2]
     u, v = (model.mesh_texcoord[texcoord_ids.ravel()].astype(np.float64) % 1.0).T  # textures repeat outside [0, 1]
     rows, columns = np.minimum((v * height).astype(int), height - 1), np.minimum((u * width).astype(int), width - 1)
     sampled = image[rows, columns]
+    # `uses` [V] counts the corners at each vertex. It is at least 1 in the division, so unused vertices become black.
     uses = np.bincount(triangles.ravel(), minlength=vertex_count)
     sums = [np.bincount(triangles.ravel(), sampled[:, channel], vertex_count) for channel in range(3)]
     return np.rint(np.stack(sums, axis=1) / np.maximum(uses, 1)[:, None]).astype(np.uint8)
@@ -404,6 +439,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:  # no touch, or a geom is missing
             continue
         first, second = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
+        # Names in a pair are sorted. If this exchanges them, the direction is reversed.
         sign = 1.0 if first <= second else -1.0  # a contact's first axis points from geom1 to geom2
         pair = (min(first, second), max(first, second))
         contacts_of_pair.setdefault(pair, []).append((contact.pos.copy(), sign * contact.frame[:3]))
@@ -419,6 +455,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
 
 
 def _to_tuple(values: NDArray[np.floating]) -> Any:
+    # Returns the array [n] as a tuple of n Python floats.
     return tuple(values.tolist())
 
 
@@ -426,7 +463,8 @@ def _to_tuple(values: NDArray[np.floating]) -> Any:
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
-    # Returns center [3] and radius [m] of a sphere around geoms. A plane has `geom_rbound` 0 and an infinite radius.
+    # Returns center [3] in m (world frame) and radius [m] of a sphere around the geoms with the ids `geoms`. MuJoCo's
+    # `geom_rbound` is a geom's bounding radius. It is 0 for a plane, whose radius is infinite here.
     radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
     centers = data.geom_xpos[geoms]
     middle = (centers.min(axis=0) + centers.max(axis=0)) / 2
@@ -435,6 +473,8 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
     """Yield free cameras around a point. The first one has the azimuth `azimuth_deg` and looks down by 30 degrees."""
+    # The cameras look at `lookat_m` [3] (world frame) from different directions. `radius_m` is the radius of what they
+    # show; the distance is a multiple of it, within limits. A camera with a negative tilt looks down.
     x, y, z = (float(coordinate) for coordinate in lookat_m)
     distance_m = float(np.clip(_DISTANCE_RADII * radius_m, *_DISTANCE_LIMITS_M))
     for tilt_deg in _TILTS_DEG:
@@ -444,6 +484,7 @@ def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
     """Return the azimuth of a camera's viewing direction, in degrees from x towards y."""
+    # `camera` is a camera's name. Its pose in `data` must be current.
     forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]  # a camera looks along its negative z axis
     return float(np.degrees(np.arctan2(forward[1], forward[0])))
 
@@ -459,6 +500,7 @@ def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> s
     """Return the first camera in which the least visible body appears nearly as large as in the best camera. `shown`
     holds, for each camera, the fraction of the picture that each of the `B` bodies covers, [B].
     """
+    # Above `_ENOUGH_SHARE`, a body is large enough, and a larger one does not make a camera better.
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
     is_good_enough = smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()
     return cameras[int(np.argmax(is_good_enough))]  # `argmax` returns the first True

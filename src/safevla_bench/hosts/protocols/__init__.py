@@ -63,18 +63,22 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def suite_wait_steps(self, suite: str) -> int:
         """Return the number of settling steps before record 0: the value for this exact suite, or else `wait_steps`."""
+        # A settling step is a control step that lets objects come to rest. It is not recorded.
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
         # Returns the number of episodes per task of the suite; None if the protocol does not define a number.
+        # `trials` maps suites to numbers. A suite without an entry has the number of the longest prefix of its name.
         return find_suite_value(self.trials, suite)
 
     def suite_horizon(self, suite: str) -> int | None:
         # Returns the maximum number of policy steps per episode; None if the protocol does not define a number.
+        # `horizons` maps suites to numbers. A suite without an entry has the number of the longest prefix of its name.
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
         """Return all values by field, including the name; leave out `about`, the sources, and `resets` if undefined."""
+        # `about` is a description of the protocol. Nested structs become dictionaries. `resets` None = undefined.
         values = msgspec.to_builtins(self)
         left_out = ["about", "sources"]
         if self.resets is None:
@@ -85,12 +89,15 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Map each package whose version differs to a pair: the protocol's version and the installed version. An
         unknown version does not count as different.
         """
+        # `host` is a simulator's name, and `installed` maps distributions to versions. An expected version `<1.2` means
+        # any version below 1.2. Some packages are installed by a distribution with another name, but the same code.
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
             distribution = package if package in installed else REPACKAGED.get(package, package)
             version = installed.get(distribution, UNKNOWN_SOURCE)
             if UNKNOWN_SOURCE in (expected, version):
                 continue
+            # Tuples such as (3, 2) for "3.2.0".
             expected_number, number = version_number(expected.removeprefix("<")), version_number(version)
             is_as_expected = number < expected_number if expected.startswith("<") else number == expected_number
             if not is_as_expected:
@@ -99,6 +106,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def episode_values(self) -> dict[str, object]:
         """Return the protocol's values for run.json: all except `inference`, which is recorded with the policy."""
+        # `values` also leaves out texts about the protocol. `inference` says how a policy sees the scene.
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 
@@ -121,7 +129,7 @@ class ProtocolRow:
 
     @property
     def differs(self) -> bool:
-        # True if at least two of the protocols have different values.
+        # True if at least two of the compared protocols have different values. `values` has one value per protocol.
         return any(value != self.values[0] for value in self.values)
 
 
@@ -139,38 +147,45 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
 
 def default_protocol(suites: Iterable[str]) -> str:
     """Return the name of the default protocol: the suites' protocol if all suites share one, else `PRESET`."""
+    # `PRESET` is the name of this package's own protocol. Few suites have another default.
     chosen = {_SUITE_PROTOCOLS.get(suite, PRESET) for suite in suites}
     return chosen.pop() if len(chosen) == 1 else PRESET
 
 
 def protocol_names() -> tuple[str, ...]:
     """Return the names of the protocols that ship with the package, sorted."""
+    # Each protocol is a file `<name>.toml` in this package's folder.
     return list_shipped(__package__)
 
 
 @cache
 def load_protocol(name: str = PRESET) -> EvaluationProtocol:
     """Return a protocol by name; raise `RunError` with a list of the names if there is no protocol with this name."""
+    # Each file is read only once, because it does not change. `PRESET` is the name of this package's own protocol.
     if name not in protocol_names():
         raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
     return msgspec.convert(_read_values(name), EvaluationProtocol)
 
 
 def _read_values(name: str) -> dict[str, Any]:
-    # Returns a protocol's values, including those of its base.
+    # Returns a protocol's values, including those of its base. `base` is the name of another protocol, whose values
+    # count for everything that this protocol's file does not give; None if the file has no base.
     values = read_shipped(__package__, f"{name}.toml", dict[str, Any])
     base = values.pop("base", None)
     return _merge_values(_read_values(base), values) if base else values
 
 
 def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    # Merges nested tables key by key. Other values in `changes` replace the values in `base`.
+    # Returns a new dictionary with the values of both. Nested tables that both have are merged key by key, recursively.
+    # All other values in `changes` replace the values in `base`.
     merged = {key: _merge_values(base[key], changes[key]) for key in changes if isinstance(base.get(key), dict)}
     return {**base, **changes, **merged}
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
     """Return the fields of a protocol in run.json that differ from the shipped protocol of the same name, if any."""
+    # `recorded` holds the protocol's values by field, as a run has used them. The result is sorted, and empty if the
+    # package has no protocol with this name.
     name = recorded.get("name")
     if name not in protocol_names():
         return []
@@ -184,7 +199,10 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     """Return one row for each field except the name. The rows are sorted by the order of `FIELDS`, then by field name.
     A row holds the field's value in each protocol; None if a protocol lacks the field.
     """
-    columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
+    # A field of a nested table has a dotted name, such as `horizons.libero-goal`. `FIELDS` maps fields to descriptions,
+    # in the order in which they are shown. A nested field without its own entry there has the entry of its table, such
+    # as `horizons`. A protocol's `sources` map fields to sources in the same way.
+    columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]  # one per protocol
     field_order = list(FIELDS)
     fields = sorted(set().union(*columns), key=lambda field: (field_order.index(_nearest_key(FIELDS, field)), field))
     rows = []
@@ -198,11 +216,13 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 def describe_field(field: str) -> str:
     """Return the description of the field named in a row of `protocol_rows`."""
+    # A dotted field such as `horizons.libero-goal` may only have the description of its table, such as `horizons`.
     return FIELDS[_nearest_key(FIELDS, field)]
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
-    # Yields (dotted name, value) of each field except the protocol's name. Replaces a missing `inference` by `RELEASE`.
+    # Yields (dotted name, value) of each field except the protocol's name. `name` is the dotted name of `value`; "" for
+    # the whole protocol. Replaces a missing `inference` by `RELEASE`: the policy's release then defines it.
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from _flatten_field(f"{name}.{key}" if name else key, inner_value)
@@ -214,6 +234,7 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 def _nearest_key(keys: Mapping[str, object], field: str) -> str:
     # Returns the longest dotted prefix of `field` that is in `keys`, or the first part if no prefix is in `keys`.
+    # For example, `horizons.libero-goal` has the prefixes `horizons.libero-goal` and `horizons`.
     while field not in keys and "." in field:
         field = field.rpartition(".")[0]
     return field

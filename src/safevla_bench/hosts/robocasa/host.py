@@ -70,17 +70,21 @@ class RobocasaHost(environment.MujocoHost):
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS)
 
     def __init__(self, split: str = SPLITS[0], horizons: str = HORIZONS[0]) -> None:
+        # `split` is `target` or `pretrain`, the set of scenes and objects. `horizons` is the release of RoboCasa whose
+        # limits of steps apply. Raises `HostError` for an unknown name.
         require_known("RoboCasa", "split", split, SPLITS)
         require_known("RoboCasa", "horizons", horizons, HORIZONS)
         self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
+        # Returns the names of the suites in `robocasa.toml`.
         return tuple(read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in alphabetical order, with the horizons of the chosen release."""
         table = read_table()
         require_known("RoboCasa", "suite", suite, table.suites)
+        # A horizon is a task's limit in policy steps.
         horizons = {name: task["horizon"][self._horizons] for name, task in table.tasks.items()}
         return tuple(
             registered_task(suite, name, index, STILL, horizon=horizons[name], episodes=table.episodes)
@@ -96,6 +100,7 @@ class RobocasaHost(environment.MujocoHost):
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`, in the recorded kitchen."""
+        # The header of a record from this host names the split of the kitchen, which may differ from this host's split.
         kitchen_fields = host_header(episode.extra[0]).get(self.name)
         if not isinstance(kitchen_fields, Mapping) or "split" not in kitchen_fields:
             problem = "the record lacks the split and the seed of its kitchen"
@@ -108,7 +113,7 @@ class RobocasaHost(environment.MujocoHost):
         """Return the versions of all packages in use. The version of `robocasa-assets` is `official`, or `stand-in` if
         the assets are placeholders. Raises `HostError` if RoboCasa or its assets are missing. Imports no simulator.
         """
-        require_robocasa()
+        require_robocasa()  # raises `HostError` without RoboCasa
         installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
         return {**installed, ASSETS_ENTRY: robocasa.STANDIN if robocasa.is_standin(assets()) else OFFICIAL}
 
@@ -128,13 +133,16 @@ class RobocasaEnv(environment.RobosuiteEnv):
     embodiment = robocasa.EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
+        # `wants`: the observations that the policy requests. `split` is the set of scenes, `target` or `pretrain`.
+        # `horizons` is the release of RoboCasa whose limits of steps apply.
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
-        self._goal = task_goal(task)
-        self._kitchen_class = task_class(task)
+        self._goal = task_goal(task)  # a verb with names, such as ("in", "obj", "cab")
+        self._kitchen_class = task_class(task)  # RoboCasa's class of the task
+        # Hashes of the task's class and of RoboCasa's code, for the record.
         self._identity = read_identity(self._kitchen_class, None, "robocasa", "environments")
-        self._start: Kitchen | None = None
-        self._episode_meta: Mapping[str, Any] = {}
+        self._start: Kitchen | None = None  # split, layout, style and seed of the current kitchen
+        self._episode_meta: Mapping[str, Any] = {}  # RoboCasa's description of the episode, such as its instruction
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a newly built kitchen, let the scene settle, take record 0, and return its observation.
@@ -151,41 +159,54 @@ class RobocasaEnv(environment.RobosuiteEnv):
         """
         check_start(self.task, seed, RobocasaHost.supports)
         kitchen_class = self._kitchen_class
+        # `start` has the layout and the style of the kitchen, and the seed of its random generator.
         start = pick_scene(self._split, seed, kitchen_class.EXCLUDE_LAYOUTS, kitchen_class.EXCLUDE_STYLES)
         make = partial(make_kitchen, self.task, start, self._wants)
+        # With settling steps, the policy never gets the observation of the reset, so the reset need not render
+        # pictures.
         kitchen, self._start = self._replace_env(make, is_seen=not seed.wait_steps), start
         raw = kitchen.reset()
         self._episode_meta = robocasa.episode_meta(kitchen)
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
+        # Applies one action; returns robosuite's observation and whether the task is solved.
         raw, reward, _, _ = self._robosuite_env().step(action)
         return raw, bool(reward)  # the reward is 1 if the task is solved, else 0
 
     def _read_scene(self) -> Scene:
+        # Returns the names and roles of the bodies in the current kitchen. The goal determines the target object and
+        # the fixture that must move.
         return robocasa.read_scene(self._robosuite_env(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        # Returns a reader of the kitchen's true poses and sizes, for policies that want them.
         return view_privileged(self._robosuite_env(), scene, self._goal)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
+        # Returns which entries of the flat simulator state are positions and rotations; here, none are listed.
         return ()  # not used, because no episode starts from a recorded state
 
     def _target_object(self) -> str | None:
+        # Returns the object that the goal moves; None if the goal moves a fixture or the robot's base.
         return goal_target(self._goal)
 
     def _extra_fields(self) -> dict[str, object]:
-        # The header field `robocasa` has the values from which the same kitchen can be built again.
-        assert self._start is not None
+        # Returns the host's entries for the record. The header field `robocasa` has the values from which the same
+        # kitchen can be built again. A mark is added if the assets are placeholders, not the official ones.
+        assert self._start is not None  # a reset has set it
         fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._episode_meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
-        # The kitchen's instruction names the objects that the reset has drawn.
+        # Returns the episode's instruction. It names the objects that the reset has drawn, unlike the task's
+        # instruction, which is used if the kitchen has none.
         return self._episode_meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # Returns the mobile base's position [3] in m and quaternion wxyz [4], world frame, from robosuite's
+        # observation.
         return np.array(raw["robot0_base_pos"], dtype=np.float64), environment.to_wxyz(raw["robot0_base_quat"])
 
 
@@ -203,11 +224,13 @@ class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @cache
 def read_table() -> TaskTable:
     """Return the table in `robocasa.toml`."""
+    # It has the tasks of each suite, the number of episodes per task, and each task's limit of steps. Cached.
     return read_shipped(__package__, "robocasa.toml", TaskTable)
 
 
 def task_goal(task: Task) -> Goal:
     """Return the condition for a task's success; raise `HostError` for an unknown task."""
+    # The condition is a verb, followed by names of objects or of the task's attributes that contain fixtures.
     require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
     return robocasa.known_goals()[task.task_id]
 
@@ -216,6 +239,8 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
     """Return the kitchen of the episode with the index of `seed` (>= 0). Layouts and styles that the task excludes are
     skipped. After the last allowed scene of the split, counting continues with the first allowed scene.
     """
+    # A scene is a pair of numbers: the layout and the style of the kitchen. The result also has the split, and the seed
+    # of the generator that draws objects and positions: 1000 times the environment's seed, plus the index.
     index = seed.init_state_index
     scenes = _list_scenes(split)
     allowed = [(layout, style) for layout, style in scenes if layout not in no_layouts and style not in no_styles]
@@ -225,7 +250,9 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
 
 @cache
 def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
-    # Returns the (layout, style) pairs of a split in the order of episodes: see the module's docstring.
+    # Returns the (layout, style) pairs of a split in the order of episodes. `target` has the pairs (1, 1) to (10, 10).
+    # `pretrain` has rounds with each layout from 11 to 60 once. In the first round, layout i has style i. In each
+    # further round, each layout gets the next style.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
     count = len(_PRETRAIN_SCENES)  # number of layouts, of styles, and of rounds
@@ -243,6 +270,7 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
     """Return the goal with the names of bodies and fixtures in this episode, such as `("close", "fridge_main_group")`.
     The verb `slide` becomes `slide_out` or `slide_in`.
     """
+    # `goal` is a verb, followed by names of objects or of attributes of the kitchen.
     verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
@@ -258,6 +286,8 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
     """Return a reader of the kitchen's ground truth. Its `sites_m` hold the centers of the start and stop buttons. In a
     navigation task, they also hold `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
     """
+    # `goal` is the task's goal: a verb with names. Its verb is `at` in a navigation task. `sites` maps a name to a
+    # position [3] in m, world frame. The reader of ground truth gives policies the true poses and sizes of bodies.
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
     if goal[0] == robocasa.AT:
@@ -283,6 +313,7 @@ _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "ob
 
 def require_robocasa() -> None:
     """Raise `HostError` unless RoboCasa is installed without the distribution `robosuite`. Imports nothing."""
+    # The first check is for the distributions `mujoco`, `praxis-robosuite` and `praxis-robocasa`.
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other_version = importlib.metadata.version("robosuite")
@@ -299,6 +330,7 @@ def assets() -> Path:
         root = Path(package.origin).resolve().with_name("models") / "assets"
     else:
         raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
+    # A sample of the folders that complete assets have.
     missing = [part for part in _NEEDED if not (root / part).is_dir()]
     if missing:
         location = f"{ASSETS}={user_folder}" if user_folder else str(root)
@@ -309,6 +341,8 @@ def assets() -> Path:
 
 def make_kitchen(task: Task, start: Kitchen, wants: Wants) -> KitchenEnv:
     """Return RoboCasa's environment for one episode, before its reset; with a renderer only if cameras are wanted."""
+    # `start` has the kitchen's layout, style, split (the set of objects) and seed of the random generator. `wants` has
+    # the cameras that the policy requests. The mobile manipulator PandaOmron is the robot.
     return task_class(task)(
         **environment.env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
@@ -328,7 +362,8 @@ def task_class(task: Task) -> type[KitchenEnv]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
-    # Imports RoboCasa with the assets in `root`, once per process.
+    # Imports RoboCasa with the assets in the folder `root`, once per process. Raises `HostError` if the import fails,
+    # or if RoboCasa was imported with other assets.
     environment.quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
@@ -347,7 +382,9 @@ def _import_robocasa(root: Path) -> None:
 
 
 def _load_package(root: Path) -> None:
-    # Imports RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import.
+    # Imports RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import. So the path
+    # is set in the subpackage `robocasa.models` before the code of the package `robocasa` runs. After an error, the
+    # incomplete modules are removed, so that another attempt starts from the beginning.
     spec: Any = importlib.util.find_spec("robocasa")
     package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
     try:

@@ -48,11 +48,14 @@ class RobosuiteHost(environment.MujocoHost):
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS, states=True, placed=True)
 
     def suites(self) -> tuple[str, ...]:
+        # Returns the names of the suites: tasks of Panda arms, and tasks of the robot GR1.
         return SUITE, SUITE_GR1
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for an unknown suite."""
         require_known("robosuite", "suite", suite, self.suites())
+        # A team is the robots of one task. Its `still` is the action that moves nothing. `horizon` is the limit in
+        # steps.
         table = _read_tasks()
         names = [name for name in table.goals if find_team(name).suite == suite]
         teams = map(find_team, names)
@@ -62,6 +65,8 @@ class RobosuiteHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
+        # Returns a new environment of one task. `wants` holds the observations that the policy requests. Raises
+        # `HostError` if the host cannot provide them.
         check_wants(wants, self.supports, "the host robosuite")
         if wants.privileged and task.arms:
             problem = f"{task.name} has several arms, but privileged state needs a single arm"
@@ -72,6 +77,7 @@ class RobosuiteHost(environment.MujocoHost):
         """Return the search space: x and y of each recorded object, and of each fixture that the goal opens, within the
         ranges of robosuite's samplers.
         """
+        # The ranges are known only after a reset, which makes the samplers. `start` determines that reset.
         with closing(self.make(task, Wants())) as env:
             env.reset(start)
             return env.search_space()
@@ -100,10 +106,11 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     stage_camera = CAMERAS[0]
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        self._team = find_team(task.name)
+        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
+        self._team = find_team(task.name)  # the robots of the task
         self.still, self.embodiment = self._team.still, self._team.embodiment
         super().__init__(task, wants, versions)
-        self._goal = task_goal(task.name)
+        self._goal = task_goal(task.name)  # predicates, such as ("on", "cubeA", "cubeB")
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a new environment, let the scene settle, take record 0, and return its observation.
@@ -114,9 +121,13 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         """
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
+        # With settling steps, the policy never gets the observation of the reset, so the reset need not render
+        # pictures.
         env = self._replace_env(make, is_seen=not seed.wait_steps)
+        # Hashes of the task's class and of robosuite's code, for the record.
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
-        # A reset first loads the model, which makes the samplers. Then the reset draws from the samplers.
+        # A reset first loads the model, which makes the samplers. Then the reset draws from the samplers. `seed.placed`
+        # has coordinates of objects, which replace the drawn ones.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -136,10 +147,12 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
+        # A sampler draws the places of objects, `mujoco_objects`, from a range of x and a range of y.
         sampler = _require_sampler(self._robosuite_env())
         # A composite sampler has a dict of samplers.
         object_samplers = getattr(sampler, "samplers", {"": sampler}).values()
         searched_names = {*self._read_scene().objects, *opened_fixtures(self._goal)}
+        # The objects to search, each with its sampler.
         placements = [
             (object_sampler, obj)
             for object_sampler in object_samplers
@@ -148,12 +161,15 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         ]
         ranges = []  # one array for each object: the rows are x and y, the columns are lowest and highest value
         for object_sampler, obj in placements:
+            # Ranges are relative to a reference position. If objects must lie in the range as a whole, it shrinks by
+            # the object's radius on each side.
             margin_m = obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0
             center_m = np.reshape(object_sampler.reference_pos[:2], (2, 1))
             xy_range = np.array([object_sampler.x_range, object_sampler.y_range])
             ranges.append(xy_range + center_m + np.array([1, -1]) * margin_m)
         low, high = np.concatenate(ranges).T.tolist()
         names = tuple(f"{obj.name}.{axis}" for _, obj in placements for axis in "xy")
+        # Two objects must not overlap: their distance must be at least the sum of their radii.
         min_distances = (
             (first.name, second.name, first.horizontal_radius + second.horizontal_radius)
             for (_, first), (object_sampler, second) in combinations(placements, 2)
@@ -162,37 +178,45 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(min_distances))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
+        # Applies one action; returns robosuite's observation and whether the task is solved.
         env = self._robosuite_env()
         raw, *_ = env.step(action)
         return raw, bool(env._check_success())
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        env = self._robosuite_env()
-        # Attributes that a task lacks count as empty.
+        # Returns whether each predicate of the goal holds, such as "in Milk VisualMilk_main" -> True; {} if unknown.
         # In tasks with bins or pegs, robosuite has a success flag for each object. Other tasks have no subgoals.
+        # Attributes that a task lacks count as empty.
+        env = self._robosuite_env()
         flags = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
         if not len(flags) or len(self._goal) == 1:  # if there is only one predicate, it is the goal
             return {}
+        # A predicate is a verb, the object that it is about (index 1), and maybe other names.
         is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)}
         return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
 
     def _read_scene(self) -> Scene:
+        # Returns the names and roles of the bodies in the current model.
         return read_scene(self._robosuite_env(), self._goal, self._team.prefixes)
 
     def _arm_prefixes(self) -> Mapping[str, str]:
+        # Maps each arm to the prefix of its keys in robosuite's observation; {} if there is only one arm.
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # The goal may name bodies that are not objects, such as a peg. These bodies become sites at their positions.
+        # Returns a reader of the scene's true poses and sizes, for policies that want them. The goal may name bodies
+        # that are not objects, such as a peg. These bodies become sites at their positions.
         env, (model, data) = self._robosuite_env(), self._model_and_data()
         object_names = {obj.name for obj in env.model.mujoco_objects}
         # A predicate holds a verb, the object that it moves, and maybe other names.
         site_names = [name for _, _, *names in self._goal for name in names if name not in object_names]
+        # Each position [3] is a view into MuJoCo's data, so it stays current.
         site_positions = {name: data.body(name).xpos for name in site_names}
         return ScenePrivileged(model, data, scene, self._goal, site_positions)
 
     def _target_object(self) -> str | None:
+        # Returns the first object that the goal lifts or places; None if the goal only opens something.
         targets = goal_targets(self._goal)
         return targets[0] if targets else None
 
@@ -212,6 +236,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def arms(self) -> tuple[str, ...]:
+        # The names of the arms; () if there is only one arm, which has no name.
         return tuple(self.prefixes)
 
 
@@ -223,11 +248,13 @@ class _RobosuiteTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _read_tasks() -> _RobosuiteTasks:
+    # Returns the contents of `robosuite.toml`: the horizon of all tasks, and each task's goal and robots. Cached.
     return read_shipped(__package__, "robosuite.toml", _RobosuiteTasks)
 
 
 def task_goal(name: str) -> Goal:
     """Return the condition for a task's success, as predicates; raise `HostError` for an unknown task."""
+    # A predicate is a verb with names, such as ("on", "cubeA", "cubeB").
     goals = _read_tasks().goals
     require_known("the host robosuite", "task", name, goals)
     return goals[name]
@@ -235,22 +262,27 @@ def task_goal(name: str) -> Goal:
 
 def find_team(name: str) -> Team:
     """Return the robots of a task: a Panda, unless `robosuite.toml` says otherwise."""
+    # `name` is the name of the task. `Team(name)` is the default, a single Panda.
     return _read_tasks().teams.get(name) or Team(name)
 
 
 def goal_targets(goal: Goal) -> tuple[str, ...]:
     """Return the objects that a goal lifts or places, in the goal's order."""
+    # A goal's predicates are a verb, a name and maybe further names, such as ("on", "cubeA", "cubeB"). With `open`, the
+    # name is a fixture, not an object.
     return tuple(name for verb, name, *_ in goal if verb != _OPEN)
 
 
 def opened_fixtures(goal: Goal) -> tuple[str, ...]:
     """Return the fixtures that the goal opens."""
+    # A goal's predicates are a verb and names, such as ("open", "Door").
     return tuple(name for verb, name, *_ in goal if verb == _OPEN)
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
     """Return robosuite's environment of a task before its first reset. `seed` is its random generator's seed."""
-    RobosuiteHost().versions()
+    # `wants` has the cameras that the policy requests. `team` is the robots of the task `name`.
+    RobosuiteHost().versions()  # raises `HostError` without robosuite 1.5
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
         import robosuite  # noqa: F401 - the import defines the classes of robosuite's tasks
@@ -263,6 +295,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
     """Let robosuite's samplers draw as usual, then replace drawn coordinates by the values in `placed` [m]. Each draw
     raises `HostError` if `placed` names an unknown object, or an axis other than x and y.
     """
+    # An entry of `placed` is, for example, ("cube.x", 0.1). `env` is robosuite's environment with a loaded model.
     if not placed and not hasattr(env, "placement_initializer"):
         return  # the task draws only the robots' poses
     draw_placements = _require_sampler(env).sample
@@ -284,7 +317,8 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
 
 
 def _require_sampler(env: Any) -> Any:
-    # Returns robosuite's sampler of the objects' places; raises `HostError` for a task without such a sampler.
+    # Returns robosuite's sampler of the objects' places; raises `HostError` for a task without such a sampler. `env` is
+    # robosuite's environment of the task.
     if not hasattr(env, "placement_initializer"):
         raise HostError(f"{type(env).__name__} has no objects to place", remedy="Search another task's initial states.")
     return env.placement_initializer
@@ -314,6 +348,8 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     names. Tasks of one object move the other objects out of reach; these are untracked furniture. Records leave out
     their contacts with the floor, and contacts between parts of a door that the goal opens.
     """
+    # `objects` of the result maps an object's name to the id of its root body. `fixtures` groups bodies whose contacts
+    # with each other are left out.
     model = env.sim.model._model
     peg_and_hole = [obj for obj in (getattr(env, "peg", None), getattr(env, "hole", None)) if obj is not None]
     root_bodies = {
@@ -321,9 +357,10 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     }
     names_in_hand = {str(obj.name) for obj in peg_and_hole}
     free_bodies = {name: body for name, body in root_bodies.items() if model.body_jntnum[body] or name in names_in_hand}
+    # In a task of one object, robosuite names it in `obj_to_use`.
     only_object = getattr(env, "obj_to_use", None)
     objects = {name: body for name, body in free_bodies.items() if only_object is None or only_object == name}
-    names = recorder.name_bodies(model, free_bodies)
+    names = recorder.name_bodies(model, free_bodies)  # the recorded name of each MuJoCo body, [nbody]
     robot_roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
     robot_bodies = [
         body for root in robot_roots for body in subtree_bodies(model, root) if names[body] not in free_bodies
@@ -352,6 +389,9 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
     # Returns the arm with this prefix of its observation keys: `robot1_`, or `robot0_left_` if a robot has two arms.
+    # `names` has the recorded name of each MuJoCo body, and `robot_bodies` the ids of all robots' bodies. The result
+    # has the arm's bodies, the geoms of its two fingers, the site of its end effector and its joints' indices in
+    # `qvel`.
     robot_name, _, side = prefix.rstrip("_").partition("_")
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
