@@ -42,7 +42,7 @@ from safevla_bench.archive.parquet_rows import to_table
 from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import CollectedError, FileError, RecordError
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
-from safevla_bench.trajectory.single_episode import from_recording
+from safevla_bench.trajectory.single_episode import empty_batch, from_recording
 from safevla_recorder.episode import EpisodeArrays
 
 MANY = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
@@ -240,6 +240,7 @@ TWO = concatenate_batches([episode(2, episode_id=name) for name in "ab"])
 REPEATED = concatenate_batches([episode(2), episode(3)])
 REFUSED = [
     *((suffix, write_archive, TWO, "holds one episode, but there are 2") for suffix in SINGLE),
+    *((suffix, write_archive, empty_batch(), "holds one episode, but there are 0") for suffix in SINGLE),
     *((suffix, append_episodes, episode(2), "cannot be appended to") for suffix in (".parquet", *SINGLE)),
     *((suffix, write_archive, REPEATED, "the episode_id is repeated") for suffix in MANY),
 ]

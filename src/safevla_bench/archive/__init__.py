@@ -182,7 +182,7 @@ def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -
     # The error names the format `suffix` and the file `path`.
     count = 0
     for batch in batches:
-        if count == 0:
+        if count == 0 and len(batch):
             first = select_episodes(batch, [0])  # a batch of the first episode
         count += len(batch)
     if count != 1:
