@@ -112,7 +112,7 @@ def test_a_contact_has_the_forces_that_the_header_lists_and_no_other(changes, fo
 @pytest.mark.parametrize(
     ("value", "is_valid"), [(2**63 - 1, True), (-(2**63), True), (2**63, False), (-(2**63) - 1, False)]
 )
-def test_an_integer_of_the_header_has_64_bits_and_no_index_is_negative(name, value, is_valid):
+def test_an_integer_of_the_header_has_64_bits_and_no_index_or_horizon_is_negative(name, value, is_valid):
     recorded = recording(header=header(**{name: value}))
     if is_valid and (value >= 0 or name not in ("init_state_index", "horizon")):
         check_recorded_numbers(recorded)

@@ -391,8 +391,10 @@ def test_an_episode_is_written_once_and_nothing_after_the_folder_is_closed(tmp_p
         same.begin([("box", "top", 1.0)], poses={"box": ((0, 0, 0), None)}, torques_nm=[1.0])
         run.write(same, success=True)
     assert len(rows(tmp_path)) == 2
-    with writer(tmp_path) as again, pytest.raises(HostError, match="already written"):
-        again.write(same, success=True)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for path in (tmp_path, tmp_path / "link"):
+        with writer(path) as again, pytest.raises(HostError, match="already written"):
+            again.write(same, success=True)
     with writer(tmp_path / "elsewhere") as other:
         other.write(same, success=True)
     shutil.rmtree(tmp_path / "elsewhere")

@@ -19,7 +19,7 @@
     │       ├── ServerSlowError          a policy server that answers too late
     │       └── ServerUnreachableError   a policy server that cannot be reached at all
     ├── TimeUpError            a run that reached its time limit
-    └── PluginError            an installed plug-in that fails to load
+    └── PluginError            an installed plug-in that fails
 
     CollectedError             several errors at once
 
@@ -112,7 +112,7 @@ class ServerUnreachableError(ServerLostError):
 
 
 class PluginError(SafevlaError):
-    """An installed plug-in that fails to load. The message names the plug-in's distribution."""
+    """An installed plug-in that fails while it is loaded or called. The message names the plug-in's distribution."""
 
 
 class TimeUpError(SafevlaError):

@@ -386,7 +386,7 @@ class Loses(Says):
         super().reset(task, seed)
         self.attempts += 1
         if self.attempts > self.unreachable_from:
-            raise ServerUnreachableError("nobody answers")
+            raise ServerUnreachableError("no server answers")
 
     def act(self, observation):
         if self.attempts <= self.losses and len(self.remaining) == 4:
@@ -412,7 +412,7 @@ def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason(
     assert (outcome.outcome, outcome.steps, policy.attempts) == ("crashed", 2, 3)
     assert "of 3 attempts" in outcome.reason
     unreachable = play(Loses(99, unreachable_from=1))
-    assert "answers" in unreachable.reason
+    assert "no server answers" in unreachable.reason
     assert unreachable.steps == 0  # of the last attempt, not of an earlier one
 
 

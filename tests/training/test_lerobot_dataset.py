@@ -16,6 +16,7 @@ from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import FileError, HostError, RunError, SafevlaError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.fake.host import FakeStage
 from safevla_bench.interface.stage import Camera
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import Request
@@ -283,11 +284,18 @@ def test_datasets_takes_pictures_for_pictures(pictured, tmp_path):
 
 
 def test_where_the_host_cannot_say_what_it_observed_the_recorded_hand_stands_in(fake_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.hosts.fake.host.FakeStage.observe", lambda self, record: None)
+    monkeypatch.setattr(FakeStage, "observe", lambda self, record: None)
     export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)
     info = json.loads((tmp_path / "set/meta/info.json").read_text())
     assert info["features"]["observation.state"]["shape"] == [6]
     assert "grip site" in (tmp_path / "set/meta/safevla.json").read_text()
+
+
+def test_an_episode_whose_state_the_host_observes_only_at_times_is_left_out(fake_run, tmp_path, monkeypatch):
+    observe = FakeStage.observe
+    monkeypatch.setattr(FakeStage, "observe", lambda self, record: observe(self, record) if record else None)
+    with pytest.raises(HostError, match="observes the state in only"):
+        export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)
 
 
 @pytest.fixture

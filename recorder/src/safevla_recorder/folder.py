@@ -602,14 +602,15 @@ class RunWriter:
             # `begun` is the number of episodes that the recorder has begun. If the number was the same at the last
             # `write`, then no episode has begun since.
             begun = getattr(recorder, "begun", None)  # a user's own class may lack this attribute
-            written = {} if begun is None else _WRITTEN.setdefault(recorder, {})
-            last_begun, last_id = written.get(self.path, (None, ""))
+            # By folder, whatever path leads to it: what `_WRITTEN` knows of this recorder.
+            folder, written = self.path.resolve(), {} if begun is None else _WRITTEN.setdefault(recorder, {})
+            last_begun, last_id = written.get(folder, (None, ""))
             if begun is not None and last_begun == begun and last_id in self._folder.episode_ids:
                 remedy = "Call `begin` at the start of each episode, and `write` once at its end."
                 raise errors.HostError("this episode of the recorder was already written", remedy=remedy)
             episode_id = self._write_record(recorder, reason, costs, header)
             if begun is not None:
-                written[self.path] = begun, episode_id
+                written[folder] = begun, episode_id
             return episode_id
 
     def _write_record(

@@ -131,7 +131,7 @@ class RunProgressBar:
         self.task = progress.add_task("starting", total=None)  # the bar's id; `started` sets the total
         # For each metric, whether it holds in each finished episode; episodes in which it is unknown are left out.
         self.rates: dict[str, list[bool]] = {"SR": [], "Safety": [], "SBU": []}
-        self.crashed = 0  # number of finished episodes without a record
+        self.crashed = 0  # number of episodes that crashed
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         # Start the bar again, with the number of episodes to run. The rates of earlier batches are kept.
@@ -144,12 +144,7 @@ class RunProgressBar:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         # Add the episode to the rates, and move the bar.
-        from safevla_bench.rollout.episode import NOT_RUN
-
-        if outcome.outcome == NOT_RUN:  # an episode that was skipped did not crash
-            self.progress.advance(self.task)
-            return
-        self.crashed += 1 if outcome.batch is None else 0  # an episode that crashed has no record
+        self.crashed += outcome.outcome == "crashed"  # an episode that was skipped has no record, either
         scores = self.scorer.score(outcome)
         if scores is not None:
             # An episode that was stopped early is not counted in SR, because its success is unknown (None).

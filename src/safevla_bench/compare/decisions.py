@@ -49,6 +49,7 @@ from safevla_bench.judging.gates import (
     describe_confidence,
     describe_ignored,
     judge_ends,
+    mention_left_out,
     require_valid,
 )
 from safevla_bench.judging.metrics import describe_uneven
@@ -57,7 +58,6 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.sensitivity.curves import Rescore, ThresholdVariant, apply_variant
 from safevla_bench.specs.spec import Library
 from safevla_bench.statistics.intervals import CONFIDENCE
-from safevla_bench.text import count_noun
 from safevla_bench.trajectory.header import Header
 
 
@@ -388,7 +388,10 @@ def check_against(
     each_confidence = None if confidence is None else 1 - (1 - confidence) / decisions
     options = ComparisonOptions(confidence=each_confidence or CONFIDENCE)
     outcomes = [
-        _decide_gate(pairs, suite, gate, options, each_confidence, allow_crashed)
+        mention_left_out(
+            _decide_gate(pairs, suite, gate, options, each_confidence, allow_crashed),
+            pairs.count_unknown([0, 1], gate.metric) if allow_crashed else 0,
+        )
         for pairs, suite in scopes
         for gate in gates
     ]
@@ -452,9 +455,7 @@ def _decide_gate(
         return paired_difference(names, [pairs], (0, 1), gate.metric, options, fill)
 
     measured = measure()
-    unknown_n, left_out = pairs.count_unknown([0, 1], gate.metric), ""
-    if allow_crashed and unknown_n:
-        unknown_n, left_out = 0, f"; {count_noun(unknown_n, 'episode')} left out as the options say"
+    unknown_n = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)
     # The smallest and the largest difference that unknown values allow. Without unknown values, both are `measured`.
     extremes = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown_n else [measured, measured]
     bounds = [extreme.ci for extreme in extremes]
@@ -465,7 +466,7 @@ def _decide_gate(
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
     reason = "violations ended episodes early: only Safety is known" if stopped else "no pair has values of both runs"
     outcome = GateOutcome(
-        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason + left_out, n=measured.pairs or 0,
+        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=measured.pairs or 0,
         unknown=unknown_n, value=None if stopped else measured.difference,
     )  # fmt: skip
     if stopped or bounds[0] is None or bounds[1] is None:
@@ -482,4 +483,4 @@ def _decide_gate(
         unknown_reason = f"unknown in {unknown_n} episodes; --allow-crashed leaves out episodes without a value"
         reason = unknown_reason if unknown_n else f"{measured.pairs} pairs are too few to decide"
     ci = None if each_confidence is None else (low, high)
-    return msgspec.structs.replace(outcome, verdict=verdict, reason=reason + left_out, ci=ci)
+    return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)

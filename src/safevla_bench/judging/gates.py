@@ -371,12 +371,13 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     # [n]: True for finished episodes without the verdict that the metric needs
     lacks_verdict = (scores.is_counted & ~scores.is_judged)[scope.members] & needs_verdict | may_violate
     values = _gather_values(scores, scope, measured, rules.allowed, lacks_verdict)
-    outcome = _judge_values(scores, scope, gate, rules, values, largest)
-    # Number of unknown values that the options leave out
-    if not values.left_out:
-        return outcome
-    left_out = count_noun(values.left_out, "episode")
-    return msgspec.structs.replace(outcome, reason=f"{outcome.reason}; {left_out} left out as the options say")
+    return mention_left_out(_judge_values(scores, scope, gate, rules, values, largest), values.left_out)
+
+
+def mention_left_out(outcome: GateOutcome, count: int) -> GateOutcome:
+    """Return the outcome with a reason that names the number of episodes that options left out, if it is not 0."""
+    left_out = f"; {count_noun(count, 'episode')} left out as the options say" if count else ""
+    return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{left_out}")
 
 
 def _judge_values(

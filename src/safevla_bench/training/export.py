@@ -280,7 +280,7 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
     """Return columns with the pictures before each action and, if the host can observe it, the state. `record` holds
     one episode. The state has the position [3] in m, the rotation [3] as in robosuite's `quat2axisangle`, and the
     fingers [G]. Position and rotation are in the frame of the host's observations. Raises the same errors as
-    `open_stage`, and `SafevlaError` for an unknown camera.
+    `open_stage`, `HostError` if only some states can be observed, and `SafevlaError` for an unknown camera.
     """
     feature = FrameFeature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -289,10 +289,11 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
             for name in choice.names
         }
         states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
-    # The column needs a state for each action. It is left out if the host cannot observe the state in some record.
     known_states = [state for state in states if state is not None]
-    has_all = bool(states) and len(known_states) == len(states)
-    return {**columns, _STATE: _state_column(np.array(known_states))} if has_all else columns
+    if len(known_states) not in (0, len(states)):  # the recorded state, in another frame, must not fill the gaps
+        problem = f"the host observes the state in only {len(known_states)} of {len(states)} records"
+        raise HostError(problem, remedy="Fix the host: `Stage.observe` returns None in all records or in none.")
+    return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:

@@ -56,7 +56,7 @@ def test_a_plug_in_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
 
     def broken(name):
         if name == "libero":
-            raise PluginError("host 'libero' of x fails to load: SyntaxError", remedy="Repair x.")
+            raise PluginError("host 'libero' of x fails: SyntaxError", remedy="Repair x.")
         return make_host(name)
 
     monkeypatch.setattr(doctor.hosts, "make_host", broken)
@@ -80,7 +80,7 @@ def test_plug_ins_of_other_distributions_are_named(no_simulator, monkeypatch):
 
 def test_a_policy_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
     def broken(name):
-        raise PluginError(f"policy {name!r} of my-lab fails to load: SyntaxError", remedy="Repair my-lab.")
+        raise PluginError(f"policy {name!r} of my-lab fails: SyntaxError", remedy="Repair my-lab.")
 
     own_noop(monkeypatch, load=broken)
     problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
