@@ -51,9 +51,8 @@ class DamageError(RecordError):
     def __init__(
         self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
-        # A message has the place (such as file and episode), the problem, and the remedy, which says what to do.
         super().__init__(problem, remedy=remedy, place=place)
-        self.episodes = episodes  # number of lost episodes; None = unknown
+        self.episodes = episodes
 
 
 class FormulaError(SafevlaError):
@@ -62,9 +61,8 @@ class FormulaError(SafevlaError):
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
-        # A message has the place (such as a file), the problem, and the remedy, which says what to do.
         super().__init__(problem, remedy=remedy, place=place)
-        self.column = column  # position of the error in the formula's text, from 1; None = unknown
+        self.column = column
 
 
 class SpecError(SafevlaError):
@@ -125,7 +123,6 @@ class CollectedError(SafevlaError):
     _margin = ""  # no indentation, because the texts of `errors` are indented already
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
-        # The message consists of the texts of all errors, one after the other.
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors), remedy=remedy)
 

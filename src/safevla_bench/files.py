@@ -33,7 +33,7 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
-    _require_regular(path.stat(), path)  # raises `OSError`
+    _require_regular(path.stat(), path)
     # O_NONBLOCK: a pipe may replace the file after the check above; opening it must not block.
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     _require_regular(os.fstat(stream.fileno()), path)
@@ -74,7 +74,6 @@ def decode_json(text: bytes | str, kind: type[T]) -> T:
     """Parse a JSON text from an untrusted source. Raises msgspec's errors, and `ValueError` if the values could exhaust
     memory. This check is needed because msgspec 0.22.0 ends the process when an allocation fails.
     """
-    # `kind` is the type of the result. `_LARGEST_GROWTH` is the maximum number of bytes of memory per byte of JSON.
     if len(text) * _LARGEST_GROWTH > read_budget():
         gib = len(text) * _LARGEST_GROWTH / (1 << 30)
         raise ValueError(f"values may need more memory than allowed; if you trust the text, set {SETTING}={gib:.2g}")
@@ -86,7 +85,6 @@ _LARGEST_GROWTH = 30  # maximum bytes of memory per byte of JSON: 3 bytes of tex
 
 def read_shipped(package: str, name: str, kind: type[T]) -> T:
     """Return the content of a TOML file in one of our packages, converted to `kind`."""
-    # `package` is the name of a Python package, and `name` is the file's name in it.
     return msgspec.toml.decode(resources.files(package).joinpath(name).read_bytes(), type=kind)
 
 
@@ -103,7 +101,6 @@ def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., s
 
 def list_shipped(package: str) -> tuple[str, ...]:
     """Return the names of the TOML files in one of our packages, without the suffix, sorted."""
-    # `package` is the name of a Python package.
     files = (path.name for path in resources.files(package).iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 

@@ -27,7 +27,7 @@ _STATM = "/proc/self/statm"
 
 def read_budget() -> int:
     """Return the memory that reading may use [bytes]. Raises `SafevlaError` unless `SETTING` is a positive number."""
-    text = os.environ.get(SETTING, "")  # the environment variable, in GiB; empty = use the default
+    text = os.environ.get(SETTING, "")  # empty = use the default
     try:
         gib = float(text or DEFAULT_GIB)
     except ValueError:
@@ -46,7 +46,6 @@ class _DataLimit:
     """The soft memory limit of this process, which is lowered while at least one thread is reading."""
 
     def __init__(self) -> None:
-        # The limit is that of the operating system for this process. Several threads may read at the same time.
         self._lock = threading.Lock()  # protects the two values below
         self._readers = 0  # number of threads that are reading
         self._former_limits: tuple[int, int] | None = None  # soft and hard limit to restore; None = not lowered
@@ -130,7 +129,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def memory_error(file: object) -> DamageError:
     """Return the error for a file whose reading needed too much memory."""
-    gib = read_budget() / (1 << 30)  # the limit in GiB; `file` is the path of the file or its name in messages
+    gib = read_budget() / (1 << 30)
     return DamageError(
         f"reading needs more memory than the limit of {gib:g} GiB",
         remedy=f"A small file that needs so much memory may be malicious. If you trust it, set {SETTING}={2 * gib:g}.",

@@ -27,7 +27,6 @@ OWN_DISTRIBUTION = "safevla-bench"
 
 def format_call(name: str, arguments: Mapping[str, str]) -> str:
     """Format a call, such as `python:os:system(command='ls')`, without the values of secrets."""
-    # The value of an argument whose name means a secret, such as `api_key`, is replaced by `HIDDEN`.
     shown = (f"{key}={HIDDEN if is_secret_name(key) else repr(value)}" for key, value in arguments.items())
     return f"{name}({', '.join(shown)})"
 
@@ -49,13 +48,13 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 def is_trusted(named_by: Path | None) -> bool:
     """Return whether the file `named_by` may name code and files; True for None, which means the user's arguments."""
-    trusted_files, _ = _trust.get()  # the files of the surrounding `trusting` block, and its command
+    trusted_files, _ = _trust.get()
     return named_by is None or named_by.resolve() in trusted_files
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
-    if uses and not is_trusted(named_by):  # None, which means the user's own arguments, is always trusted
+    if uses and not is_trusted(named_by):
         file, (_, command) = shlex.quote(str(named_by)), _trust.get()
         problem = f"the file is not trusted, so the code and files that it names were not used: {'; '.join(uses)}"
         step = f"repeat `safevla {command}` with --trust {file}" if command else "make the call within plugins.trusting"
@@ -105,7 +104,6 @@ class PluginGroup:
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the installed plug-ins, sorted."""
-        # Installed distributions declare entry points, which name plug-ins, in groups.
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
@@ -126,7 +124,7 @@ class PluginGroup:
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
-        # `arguments` are checked only for secrets. `self.error` is the class of this group's errors.
+        # `arguments` are checked only for secrets; `make` checks their names.
         entries = tuple(entry_points(group=self.group, name=name))
         if not entries:
             names = self.names() or ("none (install safevla-bench itself with pip)",)

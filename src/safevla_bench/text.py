@@ -88,7 +88,7 @@ def format_significant(value: float, figures: int = 3) -> str:
     """Return a value without exponent, with `figures` significant figures, all integer digits, at most 9 decimals."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
-    # The logarithm is the place of the first significant figure: 0 for ones, -1 for tenths.
+    # The logarithm, rounded down, is the place of the first significant figure: 0 for ones, -1 for tenths.
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
     text = format_fixed(value, min(_MAX_DECIMALS, max(0, decimals)))
     is_zero = not text.strip("-0.")  # the value is too small for `_MAX_DECIMALS`
@@ -97,7 +97,7 @@ def format_significant(value: float, figures: int = 3) -> str:
 
 def format_compact(value: float) -> str:
     """Return a round number, such as a limit or an axis tick, without trailing zeros or binary rounding errors."""
-    text = format_fixed(round(value, 9), 6)  # six decimals
+    text = format_fixed(round(value, 9), 6)
     return text.rstrip("0").removesuffix(".")
 
 
@@ -135,7 +135,6 @@ def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
     """Return a value in a unit chosen by `limit` (None = by the value): 8.2 mm for 0.0082 m. Return a dash for None."""
-    # `write` converts the number to text.
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -171,7 +170,7 @@ def break_log_commands(text: str) -> str:
     >>> break_log_commands("::error::a::b ##[group]")
     ': :error::a::b # #[group]'
     """
-    # Each match is the first character of a mark. It is kept, and a space is added.
+    # Each match ends with the first character of a mark. It is kept, and a space is added after it.
     return _LOG_COMMANDS.sub(r"\g<0> ", text)
 
 
@@ -195,7 +194,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def load_json(content: bytes | str, **options: Any) -> Any:
     """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, `RecursionError` for deep nesting."""
     text = content if isinstance(content, str) else content.decode("utf-8")
-    document = json.loads(text, **options)  # `options` are keyword arguments of `json.loads`
+    document = json.loads(text, **options)
     if _SURROGATE.search(text):  # the text has an escape of a surrogate, which may be valid as part of a pair
         # A lone surrogate cannot be encoded as UTF-8. JSON text can contain it only as an escape.
         try:
@@ -256,7 +255,6 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
     >>> shorten_name("a" * 200, 50)
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
     """
-    # The last `_TAIL_CHARACTERS` (36) characters are kept, because long names often differ there.
     start = name[: longest - _TAIL_CHARACTERS - len(" … ")]
     return name if len(name) <= longest else f"{start} … {name[-_TAIL_CHARACTERS:]}"
 
@@ -271,7 +269,7 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
     """Return a remedy that lists the choices after `label`. A choice that is similar to `name` is suggested first."""
     names = list(choices)
     close = get_close_matches(name, names, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""  # empty if no choice is similar
+    guess = f"did you mean {close[0]!r}? " if close else ""
     return f"{guess}{label}: {', '.join(names) or 'none'}"
 
 
@@ -319,7 +317,6 @@ def quote_toml(text: str) -> str:
 @cache
 def warn_once(*parts: str) -> None:
     """Log a warning once per process. Its text joins the parts, such as a file and a problem."""
-    # `cache` runs this function only once for the same parts.
     _log.warning("warning: %s", ": ".join(parts))
 
 
@@ -343,7 +340,6 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'
     """
-    # `counts` maps each item's name to its count.
     texts = [f"{count} of {name}" for name, count in counts.items()]
     rest = [f"and {len(texts) - longest} more"] if len(texts) > longest else []
     return ", ".join([*texts[:longest], *rest])

@@ -94,7 +94,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
     """Yield the episodes whose keys are not in `seen`, and add the keys to `seen`. Yield an error for each repeat."""
-    # A key is a pair (policy, episode id). `seen` maps it to the file that has the episode; `path` has the new batch.
+    # A key is a pair (policy, episode id). `seen` maps it to the file that has the episode; `path` is the batch's file.
     keys = [header.key for header in batch.headers]
     # Usually, no key is repeated, and the whole batch is yielded.
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
@@ -128,7 +128,7 @@ def open_archive(path: str | Path) -> Batch:
     episode, or a file without episodes, and `CollectedError` with every problem if there are several.
     """
     with limit_memory(path):
-        episodes = list(read_episodes([Path(path)]))  # batches, and an error for each bad episode
+        episodes = list(read_episodes([Path(path)]))  # batches, and errors of episodes or of the whole file
     problems = [episode for episode in episodes if isinstance(episode, RecordError)]
     if problems:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
@@ -179,11 +179,10 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
     # Yields a batch of the only episode. Raises `RecordError` if the batches have no episode or more than one.
-    # The error names the format `suffix` and the file `path`.
     count = 0
     for batch in batches:
         if count == 0 and len(batch):
-            first = select_episodes(batch, [0])  # a batch of the first episode
+            first = select_episodes(batch, [0])
         count += len(batch)
     if count != 1:
         remedy = "Choose a format for several episodes, such as .jsonl or .parquet."

@@ -202,8 +202,8 @@ def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obje
 
 
 def _gripped_names(names: Sequence[str], row: int | list[int]) -> object:
-    # Returns the name of the gripped body (None = none), or a list of names for several arms. `row` holds indices
-    # into `names`, with -1 for no body.
+    # Returns the name of the gripped body (None = none), or a list of names for several arms. `row` is an index into
+    # `names` (-1 = no body), or a list with one index per arm.
     if isinstance(row, list):  # one index per arm
         return [_gripped_names(names, index) for index in row]
     return names[row] if row >= 0 else None
@@ -213,7 +213,7 @@ def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Seque
     # Returns for each record the list of its contacts, as JSON objects with the names of both bodies and the measured
     # numbers. A number that is NaN was not measured, and is left out. `names` has the names of the bodies by index.
     lists: list[list[object]] = [[] for _ in range(recording.records)]
-    recorded = channels.recorded_forces(recording.header.get("forces"))  # `force_n`, `net_force_n`, or both
+    recorded = channels.recorded_forces(recording.header.get("forces"))  # a subset of `force_n` and `net_force_n`
     # Without a recorded `force_n`, the column `force_n` only repeats `net_force_n`.
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
     for index, record in enumerate(contacts.record.tolist()):
@@ -239,7 +239,8 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = record_schema.parse_json(line)
     try:
-        # A record of a robot with several arms has the key `arms`, and lists of values for each arm.
+        # An episode of a robot with several arms has the key `arms`. Each field of the arms is then a flat list of the
+        # values of all arms, one arm after the other.
         kind = record_schema.Trajectory if tree.get("arms") is None else record_schema.ArmsTrajectory
         trajectory = record_schema.convert_tree(tree, kind)  # checks the types of all fields
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
@@ -283,7 +284,7 @@ def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float
     # Returns a channel's vectors, [count, row_size], in a batch of one episode, without those that are marked invalid.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
-    # Values per record and body, [n, P, size], and the indices of the P bodies.
+    # The indices of the P bodies, and the values per record and body, [n, P, size].
     bodies, rows = batch.poses(spec.name).episode_poses(0)
     # Bodies whose tracking can fail, and for each record and body 0.0 if the pose is unknown, else 1.0, [n, V, 1].
     validity_bodies, valid = batch.poses("pose_valid").episode_poses(0)
@@ -313,8 +314,8 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
     for t, step in enumerate(steps):
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
-    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # arrays refer to this index
-    arrays: dict[str, Any] = {}  # by channel, and the bodies of each pose channel; absent = not recorded
+    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # other arrays hold this index
+    arrays: dict[str, Any] = {}  # name of a channel, or of its list of bodies -> values; absent = not recorded
     for spec in channels.POSES:
         if is_present[spec.name]:
             arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)

@@ -100,7 +100,6 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
     # episodes and `_GROUP_BYTES` bytes, but a single episode may be larger.
     group: list[Batch] = []
     total_bytes = 0
-    # Each `episode` is one episode of `batches`, as a batch of one.
     for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
         size_bytes = parquet_rows.to_table(episode).nbytes  # without compression
         if group and (len(group) == _GROUP_EPISODES or total_bytes + size_bytes > _GROUP_BYTES):
@@ -114,7 +113,8 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 def count_rows(path: Path) -> list[int]:
     """Return the number of rows of each row group, or [] if the file cannot be read."""
-    # A file that cannot be opened, is damaged, or lacks a required column counts as unreadable.
+    # A file that cannot be opened, is damaged, or has missing, repeated, unknown or mistyped columns counts as
+    # unreadable.
     with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, row_counts):
         _check_columns(file.schema_arrow)
         return row_counts
@@ -128,7 +128,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     number of episodes; a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
     """
     place = Place(file=str(path))
-    open_input(path).close()  # raises `OSError` if the file cannot be opened
+    open_input(path).close()  # raises `OSError`, or `RecordError` for a Git LFS pointer
     try:
         with open_parquet(path) as (file, row_counts):
             _check_columns(file.schema_arrow)
@@ -190,8 +190,8 @@ def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -
 
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
-    # Yields the episodes in the rows of `batches`, which are tables of Arrow with one row per episode. `first` is the
-    # number of the first row in the file, for errors.
+    # Yields the episodes in the rows of `batches`, with one row per episode. `first` is the number of the first row in
+    # the file, from 1, for errors.
     for rows in batches:
         try:
             batch = parquet_rows.decode_rows(rows)

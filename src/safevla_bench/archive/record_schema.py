@@ -139,7 +139,6 @@ class Budget:
     """Limits the total size of an input's parts to `most` items. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
-        # `most` is the limit, and `what` names the counted items in messages. `_left` counts down from the limit.
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:
@@ -153,13 +152,11 @@ class EpisodeSelection:
     """Counts episodes while they are read, and selects the episodes at the indices `wanted`; None = all episodes."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
-        # `wanted` has the indices of the wanted episodes; None = all episodes.
         self._wanted = None if wanted is None else frozenset(wanted)
         self._next_index = 0  # index of the next episode to be counted
 
     def next_wanted(self, count: int = 1) -> list[int]:
         """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past all `count`."""
-        # An empty list means that none of these episodes is wanted.
         first = self._next_index
         self._next_index += count
         if self._wanted is None:
@@ -204,7 +201,7 @@ def parse_json(line: bytes) -> dict[str, object]:
 
 
 def _search_episode_id(line: bytes) -> str | None:
-    # Returns the id in a text that may not be valid JSON, cut to 200 characters; None if no id is found.
+    # Returns the id in a text that may not be valid JSON, cut to 200 bytes or escapes; None if no id is found.
     # An id that is cut, by this limit or by the end of the text, ends in "…".
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
@@ -262,7 +259,6 @@ def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
     """Return the host-specific fields of an episode, grouped by level; {} if there are none. The caller must have
     checked the fields' types. Raises `RecordError` if a number is not finite, or if the fields are nested too deeply.
     """
-    # `tree` is the parsed JSON. The result is {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
     contact_index = 0  # number of the contact in the episode, from 0
@@ -284,7 +280,6 @@ _MOST_NAMES = 100  # limit on the host-specific names per episode that are compa
 
 def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]) -> Iterator[tuple[str, str]]:
     """Yield the name of each unknown field that resembles an absent field of the same level, and a warning."""
-    # `extra` is {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, where each {…} has unknown fields.
     # `absent` has the schema's fields that the episode lacks, for each of the levels header, steps and contacts.
     unknown_fields = {("header", name): None for name in extra.get("header", {})}  # an ordered set of (level, name)
     for level in ("steps", "contacts"):

@@ -36,7 +36,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        # Raise an error for an invalid confidence, which must be a fraction.
+        # Raises `SafevlaError` unless the confidence is between 0 and 1.
         if not 0 < self.confidence < 1:
             remedy = "Use a fraction between 0 and 1, such as 0.95. On the command line, use a percentage, such as 95."
             raise SafevlaError(f"invalid confidence {self.confidence:g}", remedy=remedy)
@@ -120,7 +120,6 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     indices_by_task: dict[TaskKey, list[int]] = {}
     for k in np.flatnonzero(~np.isnan(values)).tolist():
         indices_by_task.setdefault(tasks[k], []).append(k)
-    # A `TaskSample` has the values in one task, and their mean in each initial state.
     return {
         task: TaskSample(values[indices], StartMeans.of(values[indices], starts[indices]))
         for task, indices in indices_by_task.items()
@@ -229,9 +228,8 @@ def paired_differences(
     return _test_tasks(measured, tasks, (sums, sizes), test, options)
 
 
-# This function turns a test of one row into a test of several rows. A row is a pair of policies.
 def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
-    # `test` tests one row, given its index. Returns a function that tests several rows and joins the results in order.
+    # Turns a test of one row, given its index, into a test of several rows. A row is a pair of policies.
     return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
 
 
@@ -372,7 +370,6 @@ def _test_tasks(
     sums, weights = (part[rows] for part in parts)
     # A difference is the weighted mean of the tasks' values: the sum of sums divided by the sum of weights.
     is_used, total_sum, total_weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
-    # `test` tests the pairs with the indices `rows`, each on the tasks that the mask selects.
     tested, task_counts = test(rows, is_used), is_used.sum(axis=1)
     estimates = _drop_rounding(total_sum / total_weight)[:, 0]
     # [R]: True if the difference is significant

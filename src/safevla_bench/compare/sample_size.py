@@ -56,24 +56,21 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
-        # Yield the answer, the numbers of episodes for other spreads between tasks, and the test with its assumptions.
+        # Yields the answer, the numbers of episodes for other spreads between tasks, and the test with its assumptions.
         request = self.request
         first, second, power, level = map(_percent, (*self.rates, request.power, request.confidence))
         aim = (
             f"to distinguish {first} from {second} on {count_noun(request.tasks, 'task')}, "
             f"at {level} confidence and {power} power"
         )
-        # `least_tasks` is None if even a million tasks are too few.
         if self.least_tasks is None or request.tasks < self.least_tasks:
             least_text = "over a million" if self.least_tasks is None else self.least_tasks
             yield f"No number of episodes is enough {aim}. At least {least_text} tasks are needed."
-        # `episodes` is the number of episodes per policy and task; None if no number is enough.
         elif self.episodes is None:
             yield f"Over a million episodes per task are needed {aim}."
         else:
             total = f", {self.episodes * request.tasks} of each policy" if request.tasks > 1 else ""
             yield f"{self.episodes} episodes per task{total} are needed {aim}."
-        # `by_spread` maps a spread (standard deviation between tasks, such as "0.1") to the number of episodes.
         numbers = [f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()]
         if numbers:
             yield f"Episodes per task, by the standard deviation between tasks in points: {', '.join(numbers)}."

@@ -48,15 +48,12 @@ class SeriesLabel:
     @property
     def series(self) -> str:
         """The name of the series: the run's name with `…` for the number; empty if the name is only a number."""
-        # A run's name is split at its number, such as 1000 in `careful-step-1000`: `before` is `careful-step-`, `after`
-        # is "".
         return f"{self.before}…{self.after}" if self.before or self.after else ""
 
     @property
     def is_training(self) -> bool:
         """True if the name is only a number, or says that the number counts training, as in `careful-step-1000`."""
-        # `before` and `after` are the parts of the run's name before and after the number. The patterns find words such
-        # as `step` or `epoch` next to the number.
+        # The patterns find words such as `step` or `epoch` next to the number.
         return not self.series or bool(_TRAINING_BEFORE.search(self.before) or _TRAINING_AFTER.search(self.after))
 
 
@@ -82,7 +79,7 @@ def read_label(name: str) -> SeriesLabel | None:
 
 
 def _parse_number(text: str) -> float:
-    # Returns the value of a match of `_NUMBER`, such as `1,000` or `20k`. `_FACTORS` maps `k`, `K` and `M` to factors.
+    # Returns the value of a match of `_NUMBER`, such as `1,000` or `20k`.
     plain = text.replace(",", "")
     return float(plain[:-1]) * _FACTORS[plain[-1]] if plain[-1] in _FACTORS else float(plain)
 
@@ -147,12 +144,10 @@ class SeriesComparison:
     @property
     def suites(self) -> tuple[str | None, ...]:
         """The suites, followed by None (all suites pooled) if some series has several suites."""
-        # A curve has the runs of one series in one suite; its suite is None if it pools all suites.
         return tuple(dict.fromkeys(curve.suite for curve in self.curves))
 
     def select_suite(self, suite: str | None) -> list[SeriesCurve]:
         """Return the curves of one suite (None = all suites pooled), in order of the series; [] if there are none."""
-        # A curve has the runs of one series, ordered by the numbers in their names.
         return [curve for curve in self.curves if curve.suite == suite]
 
     @property
@@ -241,7 +236,7 @@ def _make_curve(
     # `members` are pairs of the number in a run's name and the run's results, in ascending order.
     in_suite = [(label, result.select_suite(suite)) for label, result in members]
     runs = [(label, result) for label, result in in_suite if len(result)]
-    # The number of gains: each metric of `GAINS`, in each run except the first
+    # The error level is divided by the number of gains: one for each metric of `GAINS` in each run except the first.
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(runs) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
     first, points, paired = runs[0][1], [], True
@@ -336,7 +331,8 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
 
 def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     # Returns the caveats of one series as sentences. `members` are pairs of the number in a run's name and the run's
-    # results. `curves` has the curves of all series; the first point of this series' curves is its first run.
+    # results. `curves` has the curves of all series; this series' curves begin with its first run,
+    # unless that run has no episode in the suite.
     results = [result for _, result in members]
     # For each run, how many episodes begin in each initial state of each task
     start_counts = [

@@ -178,7 +178,7 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
     check_folder(folder)
     for path in files:
         make_folder(own_path(folder, path).parent)
-    write_together(folder, files, chief=INDEX)  # the index exists at any time, and never with pages of another board
+    write_together(folder, files, chief=INDEX)
     with translated_errors(folder):
         for old in folder.glob(f"{REPORTS}/*.html"):
             if _REPORT_NAME.fullmatch(old.name) and f"{REPORTS}/{old.name}" not in files:
@@ -213,7 +213,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
     # Returns the range of the entry's possible ranks, such as "1–3"; "" if the entry is not ranked, or its value of the
-    # metric is unknown. `better` has pairs of policies (winner, loser) that differ significantly, by metric.
+    # metric is unknown.
     numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
     values = {policy: number for policy, number in numbers.items() if number is not None}
     if entry not in ranked or entry.policy not in values:
@@ -267,7 +267,7 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
     # Yields one group for each table. A group's policies ran the same tasks under the same conditions.
-    # A cell has the numbers of a policy on a suite. `suite_groups` yields the cells of related suites, with a title.
+    # A cell has the numbers of a policy on a suite. `suite_groups` yields a title and the cells of all its suites.
     inputs = results.inputs
     counts_of_policy = _count_episodes(inputs)  # the number of planned episodes of each policy and task
     for title, cells in inputs.suite_groups(None, auxiliary=True):
@@ -533,7 +533,7 @@ def _find_better_printed(
         return intervals.combine_intervals([measure(first, level), measure(second, level)], (1, -1))
 
     pairs = list(combinations(with_counts, 2))
-    # `invert_interval` returns the test that rejects no difference exactly if the interval excludes 0.
+    # `invert_interval` returns the test that is significant if and only if the interval excludes 0.
     p_values = [invert_interval(partial(compare_means, *pair)).p_value for pair in pairs]
     means = {policy: measure(policy, intervals.CONFIDENCE)[0] for policy in with_counts}
     return [

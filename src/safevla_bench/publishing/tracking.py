@@ -246,7 +246,6 @@ class OutcomeScorer:
     """Scores finished episodes. It stores the scores of the latest episode, so that several observers can use them."""
 
     def __init__(self, ruleset: Ruleset) -> None:
-        # `ruleset` has the rules by which episodes are judged.
         self._ruleset = ruleset
         # The episode that was scored last and its scores (None = no scores); None before the first call.
         self._latest: tuple[EpisodeOutcome, Scores | None] | None = None

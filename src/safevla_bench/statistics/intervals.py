@@ -55,7 +55,7 @@ def normal_quantile(confidence: float = CONFIDENCE) -> float:
 
 def is_significant(p_value: Reals, confidence: float = CONFIDENCE) -> Any:
     """Return whether a p-value, or each p-value in an array, is at most 1 - confidence, up to rounding."""
-    return p_value <= 1 - confidence + 1e-12  # the margin is for rounding
+    return p_value <= 1 - confidence + 1e-12
 
 
 def reconcile_interval(
@@ -143,7 +143,7 @@ def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> I
         return None
     from scipy.special import ndtri  # loads slowly
 
-    p, z = count / n, ndtri(0.5 + 0.5 * confidence)  # the proportion, and half a normal interval in standard errors
+    p, z = count / n, ndtri(0.5 + 0.5 * confidence)  # z is the half-width of a normal interval, in standard errors
     scale = 2 * (n + z**2)
     middle, half = (2 * n * p + z**2) / scale, z / scale * sqrt(max(0.0, 4 * n * p * (1 - p)) + z**2)
     # Rounding must not move an end across the proportion p, or away from 0 or 1.
@@ -236,8 +236,8 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
     rows, means, places = _distinct_rows(rows, np.asarray(mean))  # `places` has each row's index in the distinct rows
-    # The random sums whose quantiles are the ends of the interval are beyond `mean` with these probabilities. Half of
-    # the p-value is the probability on the side of the end that is at `mean`.
+    # Each end of the interval is a quantile of a random sum. `p_below` is the probability that the lower end's sum is
+    # below `mean`, `p_above` that the upper end's sum is above `mean`. The smaller one is half of the p-value.
     p_below = 1 - _spacing_cdf(*_merge_rows(1 - rows), 1 - means)
     p_above = 1 - _spacing_cdf(*_merge_rows(rows), means)
     return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))[places]
@@ -257,8 +257,8 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     """Return points and their counts, [R, M] each. A row has 1, then its distinct values, most frequent first."""
-    # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, counts once more than it occurs
-    # among the values. Rows with fewer distinct values are filled with points of count 0.
+    # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, is an added value with count 1;
+    # values of 1 are a further point. Rows with fewer distinct values are filled with points of count 0.
     # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
@@ -280,8 +280,8 @@ def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], l
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
-    # Each row has its distinct values `points` [R, M], of which the first is 1, and their `counts` [R, M]. The random
-    # sum D_i x_i has weights D_i that are uniform on the simplex. Returns for each row the sum's quantile `level`, [R].
+    # `points` and `counts`, [R, M] each, are those of `_merge_rows`. The random sum D_i x_i has weights D_i that are
+    # uniform on the simplex. Returns for each row the sum's quantile `level`, [R].
     from scipy.special import betaincinv, ndtri
 
     # `spreads` are the standard deviations of sum D_i x_i. All values are compared as normal quantiles.
@@ -340,8 +340,8 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     inner_rows = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
     points, counts = points[inner_rows], counts[inner_rows]
     centered = points - means[inner_rows, None]  # x_i - mean
-    # The vertical line of the integral passes through the saddle s, where exp(K(s)) / s is smallest on the real axis.
-    # `rates` are the values relative to the saddle, and `widths` say how fast the integrand falls on the line.
+    # The vertical line of the integral passes through the saddle s > 0 that minimizes exp(K(s)) / s on the real axis.
+    # `rates` are (x_i - mean) / (1 - s (x_i - mean)). `widths` is the scale on which the integrand falls on the line.
     saddles = _find_saddles(centered, counts)
     rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
@@ -370,7 +370,7 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
         rates = centered / (1 - saddles[:, None] * centered)
         steps = 1 / saddles - (counts * rates).sum(axis=1)
         curvatures = 1 / saddles**2 + (counts * rates**2).sum(axis=1)
-        decrements = np.abs(steps) / np.sqrt(curvatures)  # Newton's decrement, which is small near the minimum
+        decrements = np.abs(steps) / np.sqrt(curvatures)  # the Newton decrement, which is small near the minimum
         saddles = saddles + steps / curvatures / (1 + decrements)
         if decrements.max(initial=0.0) < 0.01:
             break
@@ -522,7 +522,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
     if n == 0:
         return [None] * rows
     is_counted = ~np.isnan(values)
-    filled = np.where(is_counted, values, 0.0)  # NaN counts as 0 in sums, and is not counted
+    filled = np.where(is_counted, values, 0.0)  # NaN adds 0 to sums
     # Only these rows need resampling. In all other rows, all resamples have the same mean, or no value.
     has_gaps = is_counted.any(axis=1) & ~is_counted.all(axis=1)
     varying_rows = np.flatnonzero((np.ptp(filled, axis=1) > 0) | has_gaps)
@@ -729,7 +729,6 @@ def sequential_look(
     steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """
     look = SequentialLook(gained=0, total=0, low=-1, high=1, side=0)  # before the first round
-    # A sum of at most `low` is too small for the rate; a sum of at least `high` is too large.
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
         new_side = int(total_gained >= high) - int(total_gained <= low)

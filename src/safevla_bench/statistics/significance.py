@@ -295,15 +295,14 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
-    # Returns for each center [centers] the one-sided p-value times 2. This is twice the share of subsets with a mean
-    # below the center. The share with a mean equal to the center is multiplied by `tie_weight` and added.
+    # Returns for each center the one-sided p-value times 2: twice the share of subsets with a mean below the center,
+    # plus twice the share with a mean equal to the center, multiplied by `tie_weight`.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns a function that returns, for each supposed center, the share of all subsets of the weighted differences
-    # with a mean below it, and the share with this mean. The shares are exact, which needs few differences.
+    # Returns the exact `Shares` of the weighted differences, computed from all subsets of a few differences.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
@@ -316,9 +315,7 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns a function that returns, for each supposed center, the share of all subsets of the weighted differences
-    # with a mean below it, and the share with this mean. Sums on a grid give approximate shares for any number of
-    # differences.
+    # Returns the approximate `Shares` of any number of weighted differences, computed from sums on a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
         # A subset's mean is below the center if its differences from the center have a negative weighted sum.
@@ -337,8 +334,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     The shares are exact if weights are small multiples of a whole unit, and sums are small multiples of 1/q with q at
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
-    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`. A `Shares` is a function that returns,
-    # for each supposed center, the shares of all subsets of tasks with a weighted mean below it, and with this mean.
+    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`.
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -697,13 +693,13 @@ def max_t_adjust(differences: Floats) -> Floats:
     order = np.flatnonzero(spreads[:, 0] > 0)
     if not len(order):
         return adjusted
-    # From here on, pairs are sorted by their observed statistic, the largest first; `order` has their indices.
+    # Sort the pairs with differences by their observed statistic, the largest first; `order` has their indices.
     rows = differences[order] / spreads[order]
     observed = np.abs(rows.sum(axis=1))
     by_size = np.argsort(-observed, kind="stable")
     order, observed, rows = order[by_size], observed[by_size], rows[by_size]
     thresholds = observed - 1e-9 * np.maximum(observed, 1)  # the margin is for rounding
-    # `hits` counts for each pair the draws of signs for which the largest statistic reaches the observed statistic.
+    # `hits` counts for each pair the draws of signs in which the maximum below reaches the pair's observed statistic.
     signs, hits = _list_signs(rows.shape[1], len(rows)), np.zeros(len(rows))
     for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
         # Step-down: take the maximum over each pair and all pairs whose observed statistics are smaller, [R, draws].
@@ -735,7 +731,6 @@ def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     Association 58 (1963) 216-230.
     """
     columns = values.shape[1]
-    # The ranks of a block's columns, [blocks, columns]; equal values have the average of their ranks.
     ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # averaged ranks, minus their mean
     ranks = ranks[(ranks != 0).any(axis=1)]  # blocks of equal values add 0 to every sum
     centered_order = np.arange(columns) - (columns - 1) / 2

@@ -43,8 +43,7 @@ class Channel:
 
     def episode_rows(self, index: int) -> Floats:
         """Return the rows of one episode, [rows, width]; an empty array [0, 0] if the channel was not recorded."""
-        # `values` has the numbers of all episodes; `width` has each episode's numbers per row, -1 = not recorded.
-        # There is a row per record, or a row per action.
+        # There is a row per record, or a row per action. A channel of width 0 also gives [0, 0].
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
@@ -67,8 +66,7 @@ class Poses:
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:
         """Return the indices of the bodies of one episode, [P], and their values in each record, [n, P, size]."""
-        # The indices refer to the batch's body table, and `size` is the number of values of each body. Without bodies,
-        # the arrays are empty, [0] and [0, 0, size].
+        # Without bodies, the arrays are empty, [0] and [0, 0, size].
         body = self.body[self.body_starts[index] : self.body_starts[index + 1]]
         flat = self.channel.values[self.channel.starts[index] : self.channel.starts[index + 1]]
         return body, flat.reshape(-1, len(body), self.size) if len(body) else flat.reshape(0, 0, self.size)
@@ -92,8 +90,8 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts at the indices `rows`, with new offsets `starts`. Add `shift` to their body indices."""
-        # `starts` [N + 1] has the first contact of each of the N records, `present` [E] whether each episode recorded
-        # contacts. `shift` is one number, or one for each contact.
+        # `starts` [N + 1] has the first contact of each of the N records, then the end. `present` [E] says whether each
+        # episode recorded contacts. `shift` is one number, or one for each contact.
         numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
@@ -185,7 +183,6 @@ class Batch:
     @property
     def gripped(self) -> Ints:
         """Index of the held body in the body table, -1 = unknown or none, [N]. Raises the errors of `gripping`."""
-        # There is one value for each record of all episodes.
         return self.grips_of(self.require_one_arm())[1]
 
     def require_one_arm(self) -> Ints:

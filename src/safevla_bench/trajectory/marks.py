@@ -88,7 +88,6 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     """Return the facts that each replay contains about its recording, [E]; {} for episodes that are not replays."""
-    # A replay has the header field `REPLAY`, an object with the facts.
     replays = (fields.get(REPLAY) for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
@@ -99,7 +98,6 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """
     counts: list[int | None] = []
     for fields, replay in zip(header_fields(batch), replay_fields(batch), strict=True):
-        # `replay` has the facts about the recording that an episode replays; {} if the episode is not a replay.
         source = replay if EARLIER_RESETS in replay else fields
         counts.append(read_count(source, EARLIER_RESETS))  # None if absent or invalid
     return tuple(counts)
@@ -139,7 +137,7 @@ def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
 
 def label_suite(kind: str, name: str, suite: str) -> str:
     """Return the name of a suite of initial states that the search `name` found (`FOUND`) or tried (`SEARCHED`)."""
-    # `kind` is `FOUND` or `SEARCHED`; `suite` is the suite that provides the tasks.
+    # `suite` is the suite that provides the tasks.
     return f"{kind}:{name}:{suite}"
 
 
@@ -184,14 +182,13 @@ class Kitchen(NamedTuple):
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
     """Return the kitchen of each episode, [E]; None if the record does not determine it."""
-    # A kitchen has the values that fix the start of an episode in the RoboCasa simulator.
     fields = (header.get("robocasa") for header in header_fields(batch))
     return tuple(map(_read_kitchen, fields, (header.env_seed for header in batch.headers)))
 
 
 def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
-    # Returns the values that fix an episode's start, given its header field `robocasa`; None if a value is missing.
-    # `env_seed` is the header's seed of the environment; None = not recorded.
+    # Returns the values that fix an episode's start, given its header field `robocasa`; None if the layout, style or
+    # seed is not an integer. A missing split becomes the text "None". `env_seed` is the header's field.
     if not isinstance(field, Mapping):
         return None
     options = field.get("options")  # records of safevla_recorder have split and seed in other fields

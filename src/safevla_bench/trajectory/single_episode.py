@@ -59,7 +59,7 @@ def empty_batch() -> Batch:
 
 
 def _build_batch(recording: EpisodeArrays) -> Batch:
-    # Converts the arrays of one episode to a batch of one, without any checks. The body table has all bodies in the
+    # Converts the arrays of one episode to a batch of one, without checking them. The body table has all bodies in the
     # order of `recording.roles`.
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
@@ -328,7 +328,7 @@ def _find_wrong_widths(batch: Batch) -> Bools:
 
 def _check_arms(batch: Batch, index: int) -> None:
     # Raises `RecordError` if the arms, the arms of bodies or the numbers of joints in the header of episode `index` are
-    # invalid, or do not fit the widths of the channels. `arms` is None for a robot with one arm.
+    # invalid or contradict the widths of the channels. `arms` is None for a robot with one arm.
     header, arms, roles = batch.headers[index], batch.headers[index].arms, batch.body_roles(index)
     distinct_names = {*(arms or ())} - {""}
     if arms is not None and (len(arms) < 2 or len(distinct_names) < len(arms)):
@@ -353,8 +353,8 @@ def _check_arms(batch: Batch, index: int) -> None:
 
 
 def _check_geometry(batch: Batch, index: int) -> None:
-    # Raises `RecordError` if the geometry in the header of episode `index` is invalid, does not fit the channel
-    # `link_motion`, or has a body without a role.
+    # Raises `RecordError` if the geometry in the header of episode `index` is invalid, does not have one component
+    # of motion per column of the channel `link_motion`, or has a body without a role.
     header, motion = batch.headers[index], batch.channel(LINK_MOTION)
     if header.geometry is None and not motion.present[index]:
         return
@@ -413,8 +413,8 @@ def _owner_index(starts: Ints, item: int) -> int:
 
 
 def _check_contacts(batch: Batch) -> None:
-    # Raises `RecordError` for the first contact with an invalid force or impulse, or of a body with itself. C is the
-    # number of contacts of the batch. Each mask is [C].
+    # Raises `RecordError` for a contact with an invalid force or impulse, or of a body with itself. Each mask is [C],
+    # for the C contacts of the batch.
     contacts = batch.contacts
     has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
     # Repeat each episode's Boolean for its records, and then for the contacts of these records.
@@ -498,7 +498,6 @@ def _check_time_stamps(batch: Batch) -> None:
     channel = batch.channel("time_s")
     for index in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[index] : channel.starts[index + 1]]
-        # The negation also finds NaN.
         for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:  # report only the first wrong time stamp
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
             _refuse(batch.headers[index], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
