@@ -104,6 +104,12 @@ def test_the_same_tasks_under_another_name_stand_in_one_table():
     assert {row.policy for row in table.rows} == {"a", "b"}
 
 
+def test_missing_episodes_are_counted_under_either_name_of_a_suite():
+    for suite in ("libero-10", "libero-long"):
+        lost = crash(benchmark=suite, outcome="missing", policy="a", init_state_index=1, seed=0)
+        assert only_table(episodes("a", "11", suite=suite, absent=(lost,))).rows[0].remarks == ("1 missing",)
+
+
 def test_what_was_never_judged_has_no_safety_and_no_rank():
     silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
     table = only_table(episodes("a", "1"), silent)

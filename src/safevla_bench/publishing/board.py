@@ -313,12 +313,17 @@ def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]
     assert inputs.scores is not None
     counts: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
-    suite_of_benchmark = {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
+    aliases = _find_aliases(inputs)
     recorded = zip(scores.policy, scores.benchmark, scores.task_id, strict=True)
     absent = ((episode.policy, episode.benchmark, episode.task_id) for episode in scores.absent)
     for policy, benchmark, task in chain(recorded, absent):
-        counts.setdefault(policy, Counter())[suite_of_benchmark.get(benchmark, benchmark), task] += 1
+        counts.setdefault(policy, Counter())[aliases.get(benchmark, benchmark), task] += 1
     return counts
+
+
+def _find_aliases(inputs: TableInputs) -> dict[str, str]:
+    # Returns the names of suites that have the tasks of another suite, each with the name of this other suite.
+    return {name: suite.same_tasks_as for name, suite in inputs.registry.benchmarks.items() if suite.same_tasks_as}
 
 
 def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
@@ -346,8 +351,7 @@ def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
 def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
     # Compares the competing policies on the group's tasks. Returns for each metric the pairs (winner, loser) that
     # differ significantly; {} if a comparison is not possible.
-    registry = results.inputs.registry.benchmarks
-    aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
+    aliases = _find_aliases(results.inputs)
     selected_results = []
     for policy_results in results.policy_results:
         name = None if policy_results.name == UNNAMED_POLICY else policy_results.name
@@ -413,11 +417,12 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
         yield "does nothing"
     if training := roster.training.get(policy or ""):
         yield training
+    aliases = _find_aliases(results.inputs)
     absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
     excluded = {
         "crashed": sum(cell.crashed for cell in cells.values()),
         "stopped": sum(cell.stopped for cell in cells.values()),
-        MISSING: sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent),
+        MISSING: sum(e.outcome == MISSING and aliases.get(e.benchmark, e.benchmark) in cells for e in absent),
         "without a verdict": sum(cell.unjudged for cell in cells.values()),
     }
     yield from (f"{count} {word}" for word, count in excluded.items() if count)
