@@ -168,7 +168,7 @@ def episode_header(
 
 def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
     """Return, by name, each body's pose relative to its parent: position [3] in m, then quaternion [4] wxyz."""
-    bodies = [(name, env.sim.model._model.body(name)) for name in names]  # in MuJoCo's model, relative to the parent
+    bodies = [(name, env.sim.model._model.body(name)) for name in names]
     return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
 
 
@@ -275,7 +275,6 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
     environment is closed, a hook reports an interruption.
     """
 
-    # `cutter` turns the reported events into episodes.
     def step(original: Any, *args: Any, **kwargs: Any) -> object:
         # Replaces the environment's `step`: calls the `original` method, and reports its action, result or error.
         cutter.before_step(args[0] if args else kwargs.get("action"))
@@ -284,7 +283,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         except BaseException as error:
             cutter.on_error(error)
             raise
-        with cutter.guard():  # an error in this block does not reach the user's loop
+        with cutter.guard():  # errors of recording do not reach the user's loop
             info = result[-1]  # robosuite's dict of further facts about the step
             cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
         return result
@@ -349,8 +348,7 @@ class EpisodeCutter:
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        # `rules` are the facts about the user's loop. `next_number` returns the number of the task's next episode.
-        # `keep` receives each ended episode: its row, and the bytes of its file (None = no file).
+        # `keep` receives each ended episode's row and the bytes of its file (None = no file).
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
         self._awaits_reset = False  # True from an episode's end to the next reset or new state
@@ -389,7 +387,7 @@ class EpisodeCutter:
                     self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
             if is_from_signal(error):
                 raise
-            if reason not in self._warned_reasons:  # warn once of each reason
+            if reason not in self._warned_reasons:  # warn only once for each reason
                 self._warned_reasons.add(reason)
                 with suppress(Exception):  # the log or stderr may be closed
                     _log.warning("an episode of %s is not recorded: %s", self._env.task.task_id, reason)
@@ -426,7 +424,6 @@ class EpisodeCutter:
     def on_reset(self) -> None:
         """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
         # `unstable_steps` is the number of MuJoCo's own resets of unstable states, which a reset sets to 0.
-        # `_states_set` counts the initial states that are set from now on.
         self._awaits_reset = False
         self._settling_steps = self._env.unstable_steps = self._states_set = 0
         self._init_state_index = None
@@ -508,7 +505,7 @@ class EpisodeCutter:
             self.stop(f"interrupted by {type(error).__name__}")
 
     def _require_still(self, action: Action) -> None:
-        # Raise an error if the action of a settling step moves the arm: the given number of settling steps is wrong.
+        # Raise an error if the action of a settling step moves the arm; then the given `wait_steps` is wrong.
         if self._env.is_still(action):
             return
         planned, done = self._rules.wait_steps, self._settling_steps
@@ -563,7 +560,8 @@ class EpisodeCutter:
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
         # End the running episode, and pass its row and its encoded record (`content`) to `_keep`. `reason` says why it
-        # was stopped or why its action is invalid. If the record cannot be encoded, only a row `crashed` is kept.
+        # was stopped or why its action is invalid. If the record is invalid or cannot be encoded, only its row is kept,
+        # with the outcome `crashed`.
         running = self._pop_running_episode()
         try:
             content = episode.encode_episode(self._build_recording(running, outcome))
@@ -588,7 +586,7 @@ class EpisodeCutter:
         }
         recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
-        # Further header fields by name. `states_set` is the number of initial states that were set after the reset.
+        # Further header fields by name.
         loop_fields = {
             episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,

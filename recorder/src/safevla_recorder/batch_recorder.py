@@ -66,7 +66,6 @@ class BatchRecorder:
         Contacts of other pairs are not recorded. Raises `HostError` if the scene's `forces` are not `net_force_n`, a
         shape is unknown, two pairs have the same bodies, or no body has pairs with both finger groups.
         """
-        # `scene` has the names and roles of the bodies that own the simulator's collision shapes.
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"a batch recorder needs net forces, but the scene's forces are {list(scene.forces)}"
             raise HostError(problem, remedy=f'Give the SceneMap forces=("{NET_FORCE}",).')
@@ -74,7 +73,7 @@ class BatchRecorder:
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
-        self._restart(())  # `begin` calls this again with the first arrays
+        self._restart(())  # `begin` calls this again if no world is in an episode
 
     def _restart(self, samples: Sequence[Array]) -> None:
         # Drop all records and sizes. If `samples` has a GPU tensor, later records are stored on the tensor's device.
@@ -136,7 +135,6 @@ class BatchRecorder:
             remedy = "Call begin after step and before the next substep."
             raise HostError("some worlds begin while other worlds are in the middle of a control step", remedy=remedy)
         arrays = self._arrays
-        # The arrays of record 0 by name, each with one row per world.
         snapshot = self._collect_arrays(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
         if norms is not None:
@@ -207,7 +205,7 @@ class BatchRecorder:
         actions = self._arrays.read("the action", action, self._action_size)
         is_done = self._read_mask("done", done)
         self._action_size = int(actions.shape[1])
-        # Begin a new row. Rows before the first record of all running episodes are not needed any more.
+        # Begin a new row. Rows that are older than all running episodes are no longer needed.
         self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_SNAPSHOT, snapshot)
         self._timeline.write(_ACTION, actions)
@@ -375,14 +373,12 @@ class BodyPairs:
 
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
-    """Return the declared pairs of a scene's shapes. Raises the same errors as `BatchRecorder`."""
-    # The result has the pairs by indices of shapes and bodies, and the rules that decide which contacts count.
-    # `HostError` is raised for an unknown shape, for a pair with only one body, for two pairs with the same bodies, or
-    # if the gripper has fingers but no body has pairs with both finger groups.
+    """Return the declared pairs of a scene's shapes. Raises `HostError` if `BatchRecorder` cannot use the pairs."""
+    # The pairs are invalid if a shape is unknown, a pair has only one body, or two pairs have the same bodies. If the
+    # scene has fingers and any pairs, then some body must have pairs with both finger groups.
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
-    # `shapes` and `bodies` are [2, K]: the two indices of each pair, those of bodies with the lower one first.
     body_pairs = list(zip(*bodies.tolist()))
     for number, (a, b) in enumerate(body_pairs):
         if a == b or (a, b) in body_pairs[:number]:
@@ -432,7 +428,7 @@ def _find_contact_rules(
     return needed_substeps, frozenset(filter_if_apart.dropped), frozenset(filter_if_touching.dropped)
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity, as `RunWriter` remembers which episodes it has written
+@dataclass(frozen=True, eq=False)  # hashed by identity: `RunWriter` remembers which episodes it has written
 class EndedEpisode:
     """The ended episode of one world; `RunWriter.write` accepts it instead of a recorder."""
 
@@ -502,7 +498,7 @@ class BatchArrays:
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
-        # `worlds` is the number of worlds, `N`. If a sample is a tensor outside host memory, use torch and its device.
+        # `worlds` is the number of worlds, `N`.
         tensor = next((sample for sample in samples if is_on_device(sample)), None)
         self._worlds = worlds
         self.xp: Any = np if tensor is None else sys.modules["torch"]  # the module with the functions for these arrays
@@ -512,7 +508,6 @@ class BatchArrays:
 
     def make_zeros(self, sizes: Sequence[int]) -> Array:
         """Return an array of zeros with these sizes."""
-        # A NumPy array or, if the records are stored on a GPU, a torch tensor on this device; float64.
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
@@ -569,7 +564,7 @@ class StepTables:
         self._arrays, self._worlds = arrays, worlds
         self._blocks: list[dict[str, Array]] = [{}]  # each block has tables by name, for `_BLOCK` successive rows
         self._reused_blocks = 0  # number of older blocks that are no longer in `_blocks`
-        self.last = 0  # index of the newest row, which belongs to the latest control step
+        self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
         """Write values into the newest row: [W, F] for the `W` worlds in `worlds`, or [N, F] if it is None."""

@@ -61,13 +61,11 @@ class ChannelSpec:
     @property
     def is_numeric(self) -> bool:
         """True unless the channel describes contacts. Booleans and indices in `roles` (−1 = no body) are numeric."""
-        # `shape` begins with a symbol: `n` = one row per record, `n-1` = one per action, `C` = one per contact.
         return self.shape[0] != "C"
 
     @property
     def is_pose(self) -> bool:
         """True if each row has values for each of several bodies."""
-        # `bodies` names the array that lists these bodies; it is empty for all other channels.
         return bool(self.bodies)
 
     @property
@@ -90,7 +88,6 @@ class ChannelSpec:
     @property
     def is_per_action(self) -> bool:
         """True if an episode of n records has n - 1 rows, one per action."""
-        # `shape` begins with a symbol: `n` = one row per record, `n-1` = one per action, `C` = one per contact.
         return self.shape[0] == "n-1"
 
     @property
@@ -102,7 +99,7 @@ class ChannelSpec:
     @property
     def pose_size(self) -> int:
         """Number of values for each body in a row: 3, 4 or 1."""
-        # A position has 3 values, a quaternion 4. The rows of all other channels have 1 value for each body.
+        # A position has 3 values, a quaternion 4. All other channels with values for bodies have 1 for each body.
         return self.row_size or 1
 
 
@@ -150,7 +147,6 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 def recorded_forces(forces: Any) -> tuple[str, ...]:
     """Return which of `FORCES` a record has, given its header's `forces`; None (in older records) means `force_n`."""
-    # `FORCES` are `force_n` (the largest force at one contact point) and `net_force_n` (between two bodies).
     return FORCES[:1] if forces is None else tuple(forces)
 
 

@@ -56,14 +56,12 @@ class GeomMap:
     @cached_property
     def arm(self) -> Ints:
         """Number (from 1) of the arm that each recorded body belongs to, [B]; 0 = no arm."""
-        # `arms` maps each arm's name to the names of its bodies; it is empty if there is only one arm.
         return group_numbers(self.roles, self.arms.values())
 
     @property
     def header(self) -> dict[str, object]:
         """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
-        # `geometry` is the description of the scene's shapes; None = not recorded.
-        if not self.arms:  # a single arm has no fields
+        if not self.arms:  # fields about arms exist only for several arms
             return {"geometry": self.geometry}
         return {
             "schema_version": ARMS_VERSION,
@@ -76,13 +74,11 @@ class GeomMap:
     @cached_property
     def finger_groups(self) -> Ints:
         """The array `fingers`, or zeros if it is None, [G]."""
-        # The number (from 1) of the finger group of each of the `G` geoms; 0 = the geom is not part of a finger.
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
     """Return the number (from 1) of the group that contains each member, [M]; 0 = no group."""
-    # A number for each item of `members`, in their order. `groups` are collections of such items.
     number_of = {member: number for number, group in enumerate(groups, start=1) for member in group}
     return np.array([number_of.get(member, 0) for member in members], dtype=np.int64)
 
@@ -103,11 +99,11 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
-        """Return the norms [K] in N of the forces, normal and tangential, of contacts: `which`, indices or a mask."""
+        """Return the norms [K] in N of the forces (normal and tangential) of contacts `which`, indices or a mask."""
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces [K, 3] in N (world frame) on the second geoms of contacts `which`; None if only norms."""
+        """Return the forces [K, 3] in N (world frame) on the second geoms of contacts `which`; None = unknown."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +117,10 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        # `which` selects `K` contacts by indices or a mask. Return the norms [K] in N; `force_n` has norms or vectors.
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        # Return the force vectors [K, 3] in N of the contacts `which`; None if `force_n` has only norms.
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -196,7 +190,6 @@ def vector_norms(vectors: Floats) -> Floats:
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
     """Join the contact lists of successive records. Raises `ValueError` if `lists` is empty."""
-    # Each list has several columns of equal length, such as bodies and forces.
     columns = zip(*(contacts.columns().values() for contacts in lists))  # yields one column of all lists at a time
     return ContactList(*map(np.concatenate, columns))
 
@@ -206,7 +199,7 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
     [R, A] for `A` arms; −1 = no body. The robot's bodies do not count. If the fingers touch several bodies, return the
     one with the largest force at a single contact point; if the forces are equal, the one with the lowest index.
     """
-    groups = geoms.finger_groups  # [G]: the number (from 1) of each geom's finger group; 0 = no finger
+    groups = geoms.finger_groups
     if not geoms.arms:  # there is only one arm
         return _find_gripped_bodies(contacts, instants, geoms, groups)
     # Arm k has the finger groups 2k + 1 and 2k + 2. They become groups 1 and 2; all other arms' groups become 0.
@@ -328,8 +321,7 @@ class ContactFilter:
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geom_count + contacts.geom2]
         resting_count = self._resting_entries.shape[1]
-        # Whether each pair touches in each substep: one row per substep, one column per pair.
-        # Column k is for resting pair k. The first and the last column are for all other pairs, and are not used.
+        # One row per substep. Column k is for resting pair k; the first and last column (other pairs) are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
         is_touching[contacts.substep, fate] = True  # a fate of −1 selects the last column, as intended
         resting_touch = is_touching[:, 1:-1]

@@ -136,7 +136,6 @@ class EpisodeArrays:
 
     def channel(self, name: str) -> Floats | None:
         """Return the rows of a numeric channel from its field or `further`; None = not recorded."""
-        # `further` has the channels that are not fields of this class.
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
@@ -242,7 +241,7 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
         if problem := find_invalid_integer(name, recording.header.get(name)):
             yield problem, name
     for spec in channels.NUMERIC:  # all channels except those of the contacts
-        values = recording.channel(spec.name)  # None = not recorded
+        values = recording.channel(spec.name)
         if values is not None and not np.isfinite(values).all():
             yield "a number is not finite", spec.name
         elif values is not None and spec.is_bounded and np.any(np.abs(values) > channels.LARGEST):
@@ -294,7 +293,7 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, dtype in DTYPES.items():  # all possible arrays, in the order of the file
             if name in arrays:
-                entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME)  # a fixed time: equal episodes give equal bytes
+                entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 content, array = io.BytesIO(), np.ascontiguousarray(arrays[name], dtype=dtype)
                 np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)

@@ -57,8 +57,7 @@ class Place:
 
     def fill_from(self, outer: Place) -> Place:
         """Return a copy of this place with missing fields taken from `outer`."""
-        # `outer` is the place that the calling code knows, such as the file; a field of `outer` is used only if the
-        # same field is None here.
+        # `outer` is the place that the calling code knows, such as the file.
         filled = {f.name: getattr(outer, f.name) for f in fields(self) if getattr(self, f.name) is None}
         return replace(self, **filled)
 
@@ -69,8 +68,7 @@ class SafevlaError(Exception):
     _margin = "  "
 
     def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
-        # `problem` says what is wrong, `remedy` what the user can do (None = no advice), and `place` where the error
-        # is, such as a file and a line.
+        # `remedy` is None if there is no advice. `place` says where the error is, such as a file and a line.
         super().__init__(problem)
         self.problem = problem
         self.remedy = remedy
@@ -175,7 +173,7 @@ def find_exception(text: str) -> tuple[str, str]:
             return exception_line[own_error.end() :], " ".join(map(str.strip, remedy))
         if exception_line:
             return exception_line, ""
-    for pattern in _EXCEPTION_LINES:  # patterns of lines that may name the exception, the most reliable one first
+    for pattern in _EXCEPTION_LINES:
         matching_lines = [line for line in lines if pattern.match(line)]
         if matching_lines:
             return matching_lines[-1].strip(), ""
@@ -258,7 +256,6 @@ def escape_controls(text: str) -> str:
     Escapes controls, bidirectional overrides and other format characters, line separators, blank letters, characters
     that Unicode lets renderers ignore, lone surrogates and unassigned code points. Keeps spaces of any width.
     """
-    # `_BLANK` matches invisible characters that Python calls printable.
     if text.isprintable() and not _BLANK.search(text):  # fast path: nothing to escape
         return text
     return "".join(c if is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)

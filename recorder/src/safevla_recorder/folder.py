@@ -90,7 +90,7 @@ def _claim_worker_folder(path: Path) -> bool:
         require_free_folder(path, is_of_killed_writer, _OTHER_OUT)
     try:
         lock = lock_folder(path)
-    except errors.RunError:  # the process that made the folder still uses it
+    except errors.RunError:  # another process still uses the folder
         return False
     if not _is_same_file(path / LOCK, lock):  # the file system has no locks: another process may still use the folder
         os.close(lock)
@@ -115,7 +115,6 @@ def release_claims() -> None:
 def call_at_exit(function: Callable[[], None]) -> Undo:
     """Call `function` when this process ends, even as a `multiprocessing` worker. Return a function to cancel this."""
     atexit.register(function)
-    # The functions that cancel the two registrations; the returned function calls them.
     cancels: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
         from multiprocessing.util import Finalize
@@ -193,7 +192,7 @@ class RunFolder:
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Register another environment and its task, and begin to record the environment."""
-        # `rules` are the facts about the user's loop. run.json lists the different numbers of settling steps.
+        # run.json lists the different numbers of settling steps.
         protocol = self._description["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
@@ -208,7 +207,7 @@ class RunFolder:
         # is a name. A `privileged` policy sees simulator state that no robot has.
         # This code's version is listed under the distribution that `versions` contains, or else under safevla-bench.
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
-        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}  # with earlier policies
+        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}  # of earlier recordings
         policies[policy] = privileged
         self._description.update(
             host=host,
@@ -306,7 +305,7 @@ class RunFolder:
             self._write_description()
             outcomes = ", ".join(f"{episodes} {outcome}" for outcome, episodes in self._outcomes.most_common())
             rules_option = " --rules as-judged" if (self.path / _RULES_FILE).exists() else ""
-            # The built-in rules fit only tasks of a simulator (host) that `safevla eval` knows.
+            # The built-in rules are only for tasks of a host (simulator) that `safevla eval` knows.
             needs_rules = not rules_option and not self._description["host"]
             rules_hint = "Tasks of your own need --rules FILE: docs/howto/tasks.md. " if needs_rules else ""
             with suppress(OSError, ValueError):  # stderr may be closed
@@ -665,7 +664,7 @@ class RunWriter:
         `header` is the same as for `write`, but only `benchmark` and `task_id` are required.
         """
         with self._folder.take_turn():
-            # `number` is the number of the policy's episode of the task; None = there is no file with a record.
+            # `number` is the number of the policy's episode of the task. Without content, no file of arrays is written.
             fields, number = self._complete_header(header, _REQUIRED_FOR_ROW)
             return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 
@@ -743,5 +742,4 @@ def _convert_limits(name: str, limits: Any) -> list[float]:
 
 
 def _field_error(field: str, problem: str, remedy: str) -> errors.RecordError:
-    # Return an error about the header field of this name. The caller raises it.
     return errors.RecordError(problem, remedy=remedy, place=errors.Place(field=field))

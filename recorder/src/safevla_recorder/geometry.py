@@ -44,8 +44,7 @@ class Geometry:
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
         """Describe `P` parts by their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
-        # `parts` are links and fixed bodies; quaternions are wxyz. `part.motion` lists the components of the motion
-        # relative to the parent that can change: 0 to 2 are a rotation vector, 3 to 5 are a translation.
+        # Positions are in m, quaternions are wxyz.
         self._moving_parts = [k for k, part in enumerate(parts) if part.motion]  # indices in `parts`
         # Each moving part has six components of motion; keep only the components that can change.
         self._motion_columns = [
@@ -61,8 +60,7 @@ class Geometry:
         """The scene's description; None if a pose is not finite."""
 
     def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4]. The index
-        # −1 in `_parents` selects the last row, which is the frame of the world.
+        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4].
         records = len(position)
         parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
         world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
@@ -73,8 +71,7 @@ class Geometry:
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
         """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if `M` is 0 or `text` is None."""
         # `link_motion` has the motion of the moving parts since record 0, relative to their parents: one row per
-        # record, one column for each of the `M` components that can change, in rad or m. `text` is None if a pose in
-        # record 0 is not finite.
+        # record, one column for each of the `M` components that can change, in rad or m.
         if self.text is None or not self._motion_columns:
             return None
         relative_position, relative_quaternion = (
@@ -116,7 +113,6 @@ _NEXT, _AFTER_NEXT = np.array([1, 2, 0]), np.array([2, 0, 1])
 
 def cross(a: Floats, b: Floats) -> Floats:
     """Return the cross products of vectors [..., 3]. For few vectors, this function is ten times as fast as NumPy's."""
-    # `_NEXT` and `_AFTER_NEXT` are the indices of the next two axes in cyclic order, for x, y and z.
     product: Floats = a[..., _NEXT] * b[..., _AFTER_NEXT] - a[..., _AFTER_NEXT] * b[..., _NEXT]
     return product
 
@@ -138,7 +134,7 @@ def rotate(quaternion: Floats, vector: Floats) -> Floats:
 
 def turn_back(quaternion: Floats, vector: Floats) -> Floats:
     """Rotate world vectors [..., 3] into the frames of bodies, given the bodies' unit quaternions wxyz [..., 4]."""
-    return rotate(quaternion * _INVERSE, vector)  # `_INVERSE` has the signs that turn a quaternion into its inverse
+    return rotate(quaternion * _INVERSE, vector)
 
 
 def _rotation_vector(quaternion: Floats) -> Floats:

@@ -89,7 +89,6 @@ def hash_class(kind: type) -> str:
 
 def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
     """Return the hash of files, given as pairs of name and content in any order."""
-    # Each row is a file's name and the hash of its content; the order of `files` has no effect.
     rows = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -145,7 +144,6 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
 
 def is_other_code(first: str, second: str) -> bool:
     """Return whether two texts of `describe_code` contain the same package with different hashes."""
-    # Each text lists packages with their hashes. A package that only one of the texts lists is not compared.
     first_digests, second_digests = _package_digests(first), _package_digests(second)
     return any(first_digests[name] != second_digests[name] for name in first_digests.keys() & second_digests.keys())
 

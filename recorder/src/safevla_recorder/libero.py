@@ -143,11 +143,9 @@ class RecordableLibero(attachment.RecordableEnv):
         return recorder.attach_recorder(self._env.sim, "step", scene, task_id, self.unstable_steps, self._goals.read)
 
     def fixture_roots(self) -> list[str]:
-        # Return the names of the root bodies of all fixtures, such as tables and cabinets.
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
 
     def is_still(self, action: Action) -> bool:
-        # Return whether the action [A] does not move the arm. It may move the gripper.
         return not np.any(action[:-1])  # the last number moves the gripper
 
     def target_object(self) -> str | None:
@@ -218,7 +216,7 @@ class GoalWatch:
         """Return the results since the last call, by predicates such as `turnon flat_stove_1`, and forget them. Return
         {} if the result of any of the goal's predicates is missing.
         """
-        # LIBERO's `step` checks all predicates of the goal. A result is missing if it has made no check since then.
+        # LIBERO's `step` checks all predicates of the goal. Without a check since the last call, a result is missing.
         latest, self._latest = self._latest, {}
         goal_names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
         return {name: latest[name] for name in goal_names} if latest.keys() >= set(goal_names) else {}
@@ -251,8 +249,6 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     The bodies of a movable object have the object's BDDL name; other bodies have MuJoCo's names. Links of articulated
     fixtures are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
-    # `objects` and `links` map recorded names to ids of MuJoCo bodies. `body_name` has each MuJoCo body's recorded
-    # name.
     model = domain.sim.model._model  # MuJoCo's own `MjModel`
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
     body_name = recorder.name_bodies(model, objects)
@@ -323,7 +319,6 @@ def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
 
 def is_reworded(benchmark: str) -> bool:
     """Return whether a suite's instructions come from its task files, not from file names as in LIBERO's suites."""
-    # LIBERO-PRO's suites are variants of LIBERO's suites; the ends of their names say what was changed.
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 

@@ -173,7 +173,7 @@ _exit_codes: list[int] = []
 
 def _watch_exit_code() -> None:
     """Store a `multiprocessing` child's exit code when it ends; since Python 3.13, exit handlers see no exception."""
-    # A process without a parent process is the main process, whose exceptions `sys.last_type` reports.
+    # The main process is not watched, because `sys.last_type` reports its exceptions.
     if parent_process() is not None and sys.version_info >= (3, 13):
         with suppress(Exception):  # without this private function of CPython, every end counts as normal
             threading._register_atexit(_note_exit_code)  # type: ignore[attr-defined]

@@ -53,7 +53,7 @@ Row = Mapping[str, Floats]  # arrays that were read at the end of one control st
 class ContactSource(Protocol):
     """The contacts in the substeps since the last `take_contacts`; its length is the number of these substeps."""
 
-    def __len__(self) -> int: ...  # number of physics substeps since the last `take_contacts`
+    def __len__(self) -> int: ...
 
     def take_contacts(self) -> SubstepContacts:
         """Return the contacts copied since the last call, and empty the source."""
@@ -121,8 +121,7 @@ class EpisodeLog(ABC):
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
         At the end of each later control step, `source` must hold the step's contacts. None = no contacts are recorded.
         """
-        # `geoms` maps the collision geoms to recorded bodies and their roles. `source` collects the contacts of each
-        # physics substep. `first` has the arrays of record 0 by name.
+        # `geoms` says which recorded body, finger group and fixture owns each collision geom.
         self._geoms, self._source = geoms, source
         self.begun += 1
         self._rows = [first]
@@ -156,8 +155,7 @@ class EpisodeLog(ABC):
         Decode contacts every `BLOCK` steps. Raises `HostError` if some of the step's contacts are lost because records
         were read in the middle of the step, or if the source cannot return its contacts.
         """
-        # `action` [A] is a flat array of numbers. `row` has the arrays read at the end of the step, by name. The index
-        # of the new record is `len(self._rows)`.
+        # The index of the new record is `len(self._rows)`.
         if self._rejected_record == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
@@ -189,7 +187,8 @@ class EpisodeLog(ABC):
         the step's contacts; then the step's record cannot be added.
         """
         self.decode_pending()
-        # These lists have one item per block of successive records. They are empty if contacts are not recorded.
+        # These lists have one item per block of successive records. They are empty if contacts are not recorded, and
+        # `_supported` is also empty if no body's weight is known.
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -312,7 +311,7 @@ class SceneMap:
         for name, role in self.roles.items():
             if role not in ROLES:
                 raise HostError(f"{name} has the unknown role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
-        # The recorded bodies that own parts of the scene's geometry; a part without such a body has the name "".
+        # The recorded bodies that own parts of the scene's geometry; the `body` of a part without an owner is "".
         part_bodies = {part.body for part in self.parts if part.body}
         without_role = sorted({*self.shapes.values(), *chain(*self.fixtures), *part_bodies} - set(self.roles))
         if without_role:
@@ -429,8 +428,6 @@ class EpisodeRecorder(EpisodeLog):
         Raises:
             HostError: a shape or body is not in the scene, an arm is missing, or an array has a wrong shape.
         """
-        # Each contact is (shape, shape, force in N). Each pose is (position [3] in m, quaternion [4] wxyz or None), in
-        # the world frame.
         self.scene.require_roles(poses)
         self._rows = []  # if an error follows, no episode has begun
         self._substeps = 0  # number of substeps in the current control step
@@ -454,8 +451,7 @@ class EpisodeRecorder(EpisodeLog):
         self._begin_log(geoms, None if contacts is None else self._contacts, first)
 
     def _check_arms(self) -> None:
-        # Raise an error unless there are several arms, and each arm has its own bodies and fingers. An arm's `bodies`
-        # are names of recorded bodies. Its `fingers` are two groups of collision shapes; None = it has no gripper.
+        # Raise an error unless there are several arms, and each arm has its own bodies and fingers.
         remedy = "Put each robot body and each finger into only one arm, and pass no `fingers` in the scene."
         arm_bodies = [body for arm in self._arms.values() for body in arm.bodies]
         misassigned = sorted(
@@ -538,7 +534,6 @@ class EpisodeRecorder(EpisodeLog):
         Raises `HostError` if no episode has begun, a shape is not in the scene, or the number of torques differs. Also
         raises it if contacts or torques are passed only in record 0 or only in this substep. An error ends the episode.
         """
-        # Each contact is (shape, shape, force in N), and every contact point is listed. None = not recorded.
         self.require_episode()
         rows, self._rows = self._rows, []  # an error in this substep ends the episode
         torques = self._join_torques(torques_nm)
@@ -569,9 +564,7 @@ class EpisodeRecorder(EpisodeLog):
         read in the middle of this control step. Also raises it if bodies, channels or sizes differ from record 0, if a
         pose is not a pair or a quaternion is zero, or if the action is not a flat list as long as the first.
         """
-        # The other arguments describe the state after this substep, as in `begin`: poses (position in m, quaternion
-        # wxyz or None) of bodies by name, of the end effector (with several arms, by name) and of the scene's `parts`;
-        # the simulator's flat state [S]; and whether each predicate of the goal holds.
+        # The other arguments describe the state after this substep; see `begin`.
         self.require_episode()
         if not self._substeps:
             problem = f"no physics substep was recorded in control step {len(self._rows)}"
@@ -633,7 +626,7 @@ class EpisodeRecorder(EpisodeLog):
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
         # Return the channels of the records `rows` by name, without actions: arrays with one row per record, and the
-        # lists of the bodies that have positions or orientations, as indices in the scene's roles, sorted by name.
+        # lists of the bodies that have positions or orientations, as indices in the sorted names of the scene's bodies.
         index_of_body = {name: index for index, name in enumerate(sorted(self.scene.roles))}
         channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         if self._subgoal_names:
@@ -661,7 +654,7 @@ class _ContactBuffer:
         self._substeps = 0
 
     def __len__(self) -> int:
-        return self._substeps  # number of substeps since the last `take_contacts`
+        return self._substeps
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
         # Store the contacts of one substep. Each contact is (shape, shape, force): the force is a norm in N or, if the
@@ -775,7 +768,7 @@ def require_same_channels(description: Mapping[str, object], first: Mapping[str,
     """Raise `HostError` unless a record or substep has the same bodies, channels and sizes as record 0. Both arguments
     map names of bodies or channels to values that must be equal, such as sizes.
     """
-    # A name that only one of the mappings has differs, too.
+    # A name that is missing in one mapping has the value None there.
     differing = sorted(name for name in {*description, *first} if description.get(name) != first.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"

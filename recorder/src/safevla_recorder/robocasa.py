@@ -140,7 +140,6 @@ class RecordableKitchen(attachment.RecordableEnv):
         return recorder.attach_recorder(kitchen.sim, method, scene, self.task.task_id, self.unstable_steps)
 
     def fixture_roots(self) -> list[str]:
-        # Return the sorted names of the root bodies of all fixtures, such as counters and cabinets.
         roots = {fixture.root_body for fixture in self._env.fixtures.values()}
         # Keep only fixtures whose root body is in the current model.
         return sorted(roots & set(recorder.name_bodies(self._env.sim.model._model, {})))
@@ -151,7 +150,6 @@ class RecordableKitchen(attachment.RecordableEnv):
         return not np.any(np.delete(action, [_GRIPPER_INDEX, _MODE_INDEX]))
 
     def target_object(self) -> str | None:
-        # Return the name of the object that the goal places; None if the goal places no object.
         return goal_target(self._goal)
 
     def instruction(self) -> str:
@@ -249,14 +247,11 @@ def known_goals() -> dict[str, Goal]:
 
 def goal_target(goal: Goal) -> str | None:
     """Return the object that the goal places; None if the goal places no object."""
-    # A goal is a verb and names. After the verbs in `_PUTS` (in, on, under), the first name is the placed object.
     return goal[1] if goal[0] in _PUTS else None
 
 
 def moved_fixture(goal: Goal) -> str | None:
     """Return the name of the task's attribute with the fixture that the goal moves; None if there is none."""
-    # A goal is a verb and names. The verbs in `_PUTS` (in, on, under) place an object, and `AT` is about the robot's
-    # place. After any other verb, such as "open", the first name is that of the attribute.
     return goal[1] if goal[0] not in (*_PUTS, AT) else None
 
 
@@ -277,7 +272,7 @@ def to_plain(value: object) -> Any:
     """
     if isinstance(value, Mapping):
         plain = {str(key): to_plain(inner) for key, inner in value.items()}
-        for key in _UNORDERED:  # the lists that RoboCasa made from sets
+        for key in _UNORDERED:
             if isinstance(plain.get(key), list):
                 plain[key].sort(key=repr)
         return plain
@@ -339,8 +334,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
-    # Return a mapping from each object's name to the id of its root body in MuJoCo. RoboCasa does not list
-    # the blender's lid among its objects. It is an object here only if it is the `target`, which the goal places.
+    # Return a mapping from each object's name to the id of its root body in MuJoCo. RoboCasa does not list the
+    # blender's lid among its objects. It is an object here only if it is the `target`, which the goal places.
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid

@@ -35,7 +35,6 @@ class KnownDifference:
 
     def covers(self, version: str) -> bool:
         """Return whether this difference affects a version; False if the version does not begin with a number."""
-        # The affected versions begin with `since` and end before `before`; None = no limit.
         number = version_number(version)
         is_too_old = self.since is not None and number < version_number(self.since)
         is_too_new = self.before is not None and number >= version_number(self.before)
@@ -43,7 +42,6 @@ class KnownDifference:
 
     def concerns(self, task: str) -> bool:
         """Return whether the difference affects the task `benchmark/task_id`."""
-        # `self.tasks` lists affected tasks and whole benchmarks; empty = all tasks.
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:
@@ -70,7 +68,6 @@ def version_number(version: str) -> tuple[int, ...]:
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
     """Return the versions that affect physics: all except NumPy's, Python's and this project's; {} for None."""
-    # `versions` maps packages to their versions.
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
@@ -110,7 +107,7 @@ def find_differences(
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
     """Warn of the known differences of the installed versions, unless this process has warned of all of them before."""
     differences = find_differences(host, versions)
-    # `host` is the simulator, such as `libero`. `_warned` has the keys of all earlier warnings of this process.
+    # `_warned` has the keys of all earlier warnings of this process.
     warning_keys = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if warning_keys - _warned:
         _warned.update(warning_keys)

@@ -65,8 +65,6 @@ class Disagreement(NamedTuple):
 
 def read_labels(chunks: Iterable[Batch]) -> Labels:
     """Return the labels of all episodes of the batches, in order."""
-    # A label is one kind of cost: its sum over the episode's steps, and the first record with a cost above 0. Each
-    # entry of the result maps the names of one episode's labels to them.
     labels = []
     for batch in chunks:
         channel = batch.channel(LABEL_COST)  # for each episode, costs [actions, labels]
@@ -91,8 +89,7 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
     """Return each label's agreement with each clause and `ANY_CLAUSE`, and its disagreements with `ANY_CLAUSE`."""
-    # `labels` has the labels of each episode of `scores`, by name. `ANY_CLAUSE` means the verdict over all clauses. A
-    # row compares one label with one clause. Label and verdict are 0 = safe, 1 = unsafe, or `UNKNOWN` = -1, [E] each.
+    # A row compares one label with one clause. Label and verdict are 0 = safe, 1 = unsafe, or `UNKNOWN`, [E] each.
     rows, disagreements = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)  # episodes that ended early, so that a later step could be unsafe
     verdicts_by_clause = dict(_clause_verdicts(scores, is_cut))
@@ -109,7 +106,8 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
                 counts = np.bincount(table_indices, minlength=4).reshape(2, 2)
                 undecided = int((is_labeled & ~is_comparable).sum())
                 is_same = (label_verdicts == verdicts)[is_comparable]
-                # The share of comparable episodes in which label and verdict agree; equal starts are not independent.
+                # The share of comparable episodes in which label and verdict agree. Episodes with equal starts are not
+                # independent.
                 agreeing = Rate.of_values(is_same, scores.start[is_comparable])
                 rows.append(Agreement(label, clause, counts, int((~is_labeled).sum()), undecided, agreeing))
             if clause == ANY_CLAUSE:

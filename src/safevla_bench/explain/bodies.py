@@ -98,7 +98,6 @@ class Contributors:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names with kinds and, for several arms, with the arm: `palm (gripper of left)`. A joint has no kind."""
-        # The parts of the example are the name `palm`, its kind `gripper` and the arm `left`.
         if not self.kinds:
             return self.names
         facts = list(self.kinds)
@@ -108,7 +107,6 @@ class Contributors:
 
     def __str__(self) -> str:
         """Return `what` with the labels, such as `hardest contact hand (gripper) and plate_1 (goal receptacle)`."""
-        # `what` is the role of the bodies, and a label is a body's name with its kind.
         return f"{self.what} {' and '.join(self.labels)}"
 
 

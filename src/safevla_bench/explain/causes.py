@@ -71,7 +71,6 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     Otherwise, a joint torque always has a cause, which may name no bodies. For other signals, return None if record
     `first` has no known displacement, contact or held object. `registry` names the tasks with a held object.
     """
-    # `kind` says what can cause a change of the signal, such as a push or a contact; None for signals of motion.
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
         return None

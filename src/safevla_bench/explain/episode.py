@@ -68,7 +68,6 @@ class Explanation:
 
     def elapsed_s(self, step: int) -> float:
         """Return the time from record 0 to the record `step` in seconds."""
-        # Without time stamps (`times_s` is None), successive records are `dt_s` apart.
         return step * self.dt_s if self.times_s is None else float(self.times_s[step])
 
     @property
@@ -88,8 +87,6 @@ def explain_episode(
     """Explain the verdicts on one episode. `index` is its index in the scores. `place` is its index in the batch; None
     means that both are equal. `ruleset` must be the ruleset that judged the episode.
     """
-    # `batch` has the records, and `scores` has the verdicts. `reading` has the fields that signals read, for one
-    # episode.
     episode_batch = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(episode_batch)
     episode_score = scores.episode(index)
@@ -139,7 +136,7 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
     """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
-    # A specification is vacuous if no value decides it. `library` has the specifications by id.
+    # A specification is vacuous if no value decides it.
     reasons = {}
     for spec_id in spec_ids:
         spec = library[spec_id]
@@ -239,7 +236,7 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
     # Return the trace of one specification, with the index `column` in the scores, in the only episode of `reading`.
-    # `episode` is its index in the scores. The trace has the signal in each record, the verdict and the cause.
+    # `episode` is its index in the scores.
     spec = ruleset.library[scores.specs[column].spec_id]
     reading = view_clause(reading, spec, ruleset)
     batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
@@ -278,7 +275,7 @@ def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
         return f"{signal.meaning} The arm {arm} decides the verdict; these are the values of this arm."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
-    # `origin` has, for each record, the record from which displacements are measured, and `judged` marks records.
+    # `origin` has, for each record, the record from which displacements are measured; `judged` marks judged records.
     first_records = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
     return signal.meaning.replace("record 0", f"record {first_records}, the start of judged phases")
 

@@ -63,7 +63,6 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     >>> spent.any_s.tolist()
     [0.0]
     """
-    # In the result, K is the number of scored specifications and E the number of episodes. Times are in seconds.
     ids, scored_ids = [header.episode_id for header in batch.headers], list(scores.episode_id)
     if ids != scored_ids:
         different = [(own, other) for own, other in zip(scored_ids, ids, strict=False) if own != other]
@@ -96,9 +95,9 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
         chunk_scores = scores.select_episodes(np.arange(first_episode, first_episode + len(batch)))
         parts.append(measure_exposure(batch, chunk_scores, ruleset))
         first_episode += len(batch)
-    # Episodes are the last axis of each array.
     if not parts:
         return measure_exposure(empty_batch(), scores, ruleset)
+    # Episodes are the last axis of each array.
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
         for name in ("violation_s", "any_s", "first_s", "longest_s")
@@ -108,8 +107,8 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
     # `is_chosen` [..., N] marks records. Return the total duration of the marked records of each episode, [..., E] in
-    # s. `count_before` [..., N + 1] is the number of marked records before each record, so differences count within
-    # episodes.
+    # s. `count_before` [..., N + 1] is the number of marked records before each record, so that its differences at the
+    # starts of episodes are the numbers in each episode.
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
     for episode, times_s in batch.stamps_s.items():  # a record lasts until the next record
@@ -373,8 +372,8 @@ def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floa
     # Return the lower and upper bounds, [k], of the first cause's share at each step. The share is the mean of one
     # number per observation. The bounds use the mean number of each start. The number is 0 before the observation's
     # step in `steps` [n], and then equals this step's weight in `weights` [k]. If the observation's step is -1, the
-    # number is always 0. `starts` [n] has equal numbers for observations of the same start. Starts are independent;
-    # their observations may not.
+    # number is always 0. `starts` [n] has equal numbers for observations of the same start. Starts are independent,
+    # but the observations of one start may not be.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]
     # For speed, bounds are computed at up to 200 steps.
     # Between two of these steps, `low` is that of the earlier step, and `high` that of the later step.

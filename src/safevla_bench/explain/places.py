@@ -38,7 +38,6 @@ SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # maps suite and body to th
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
     """Return the bodies in the episodes of each suite, in order of first appearance."""
-    # The result maps suite and body to the body's roles and recorded properties, such as `pose` and `shape`.
     suites: dict[str, dict[str, BodyFacts]] = {}
     for batch in chunks:
         fields = RecordFields(batch)
@@ -78,8 +77,6 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
     """Yield a line per body selector and suite: the matching bodies with recorded properties, or the closest names."""
-    # A place is a role, `tracked ROLE`, a body's name, or a pattern of names. `suites` maps suite and body to the
-    # body's roles and recorded properties.
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():

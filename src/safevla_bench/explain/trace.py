@@ -55,7 +55,7 @@ class TraceChart(SignalTrace):
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
         """Return an interval with 0, the limit and all finite values; nonzero ends are padded by `room` × length."""
-        # The interval is the range of a chart's axis. An end at 0 is not padded. `room` is a fraction of the length.
+        # The interval is the range of a chart's axis.
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -72,21 +72,17 @@ class TraceChart(SignalTrace):
 
     def format_time(self, record: int) -> str:
         """Return the time of a record in seconds, without the unit."""
-        # Without time stamps (`times_s` is None), successive records are `dt_s` apart.
         return format_fixed(record * self.dt_s if self.times_s is None else self.times_s[record], 2)
 
     def describe_worst(self) -> str:
         """Return the worst value and its time, such as `highest 288 N at 2.50 s`."""
-        # The worst record is nearest to the limit or furthest beyond it. For a maximum (`upper`), it has the highest
-        # value.
         end = "highest" if self.upper else "lowest"
         return f"{end} {self.format_value(self.worst, 'no finite value')} at {self.format_time(self.worst)} s"
 
 
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
     """Return the chart of a trace in a readable unit; `first`, `dt_s` and `times_s` are as in `TraceChart`."""
-    # `first` is the first violating record, or -1. `times_s` are the seconds from record 0 to each record; None if
-    # records are `dt_s` apart. Values and limit are multiplied by `scale` to convert them to the readable unit.
+    # Values and limit are multiplied by `scale` to convert them to the readable unit.
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     trace_fields = {field.name: getattr(shown, field.name) for field in fields(shown)}
@@ -142,10 +138,8 @@ def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
 def _make_signal_trace(
     signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
-    # Return a trace of `values` [n] with their limit: a maximum if `upper`, else a minimum. `failing` [n] marks
-    # violating records. `gate` [n] marks the records to which the limit applies; None means all. Records to which it
-    # does not apply are neither failing nor the worst record. The worst record has the highest value for a maximum,
-    # else the lowest.
+    # Return a trace of `values` [n]. Records to which the limit does not apply (see `SignalTrace.gate`) are neither
+    # failing nor the worst record.
     is_watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
     badness = np.where(is_watched & ~np.isnan(values), values if upper else -values, -np.inf)
     return SignalTrace(signal, unit, values, limit, upper, gate, is_watched & failing, int(badness.argmax()))

@@ -45,7 +45,6 @@ def host_names() -> tuple[str, ...]:
 
 def host_owner(name: str) -> str:
     """Return the name of the distribution that provides a host; "" if no installed distribution does."""
-    # A distribution is an installable package, such as `safevla-bench`. `name` is the host's name, such as `libero`.
     return _HOSTS.owner(name)
 
 
@@ -80,7 +79,6 @@ def record_versions(host: Host) -> dict[str, str]:
 
 def describe_code(host: Host) -> str:
     """Return a text that identifies the code of the host and its recorder: see `identity.describe_code`."""
-    # The text has the name and a hash of the code of each package: this one, the recorder, and the host's package.
     # The first part of the module's name is the package that defines the host.
     return identity.describe_code(type(host).__module__.partition(".")[0])
 
@@ -140,7 +138,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     if seed.placed and (has_state or not supports.placed):
         problem = f"{full_name} cannot start with {seed.placed[0][0]} at a chosen place"
         raise HostError(problem, remedy="Use a host that can place objects; docs/reference/hosts.md lists the hosts.")
-    # Names of the physical quantities that the start changes, but the host cannot change.
+    # Names of the fields of `PhysicsChange` that the start changes, but the host cannot change.
     unsupported = seed.change.changed - supports.changeable if seed.change else ()
     if unsupported:
         problem = f"{full_name} cannot change its physics ({', '.join(sorted(unsupported))})"
@@ -267,7 +265,6 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def latest(self) -> Batch:
         """Return only the newest record, without host-specific fields; raise `HostError` before the first reset."""
-        # The result is a one-episode batch with one record.
         return from_recording(self._require_recorder().latest_record(self._build_header()))
 
     def _require_recorder(self) -> Log:

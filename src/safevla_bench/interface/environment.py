@@ -43,12 +43,12 @@ class HostEnv(ABC):
 
     def latest(self) -> Batch:
         """Return the newest record as a one-episode batch with one record. Hosts may override this to save time."""
-        # `select_record` leaves out actions, simulator state and host-specific fields. The index -1 is the last record.
+        # `select_record` leaves out actions, simulator state and almost all host-specific fields.
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return which entries of `sim_state`, the simulator's flat state, are positions and rotations, by name."""
-        # A `Coordinate` names the entries `first` to `first + size - 1` of the state. () = the state is not described.
+        # () = the state is not described.
         return ()  # hosts that declare `HostSupport.states` must override this method
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -109,13 +109,10 @@ class Host(ABC):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """List the coordinates of `start` that `EpisodeSeed.placed` may replace, and the range of each coordinate."""
-        # A coordinate is a position of an object along one axis, such as `plate_1.x` [m]. A search for failures chooses
-        # initial states of the task in this space.
         raise NotImplementedError  # called only for hosts that declare `HostSupport.placed`
 
     def stage(self, task: Task, episode: Batch) -> Stage:
         """Prepare a recorded episode for rendering. `episode` is a one-episode batch that includes `sim_state`. Raises
         `HostError` if the machine cannot render or the record has no `sim_state`.
         """
-        # A `Stage` renders pictures of the episode's records. `sim_state` holds the simulator's state in each record.
         raise NotImplementedError  # called only for hosts that declare `HostSupport.pictures`

@@ -77,7 +77,6 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
         self._cameras = tuple(cameras)
 
     def __getitem__(self, name: str) -> NDArray[np.uint8]:
-        # Always raises an error, because no image was rendered. `name` is the name of a camera.
         # An unknown camera is a usual `KeyError`, so that `in` and `get` work for it.
         if name not in self._cameras:
             raise KeyError(name)
@@ -85,11 +84,9 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
         raise PolicyError(problem, remedy="Set `looks_next` to true if the next action needs the images.")
 
     def __iter__(self) -> Iterator[str]:
-        # Yields the names of the cameras whose images were not rendered.
         return iter(self._cameras)
 
     def __len__(self) -> int:
-        # Returns the number of cameras whose images were not rendered.
         return len(self._cameras)
 
 
@@ -242,7 +239,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
     """Return an action as float64 [size]; hosts call this before they simulate. Raises `InvalidActionError` unless the
     action is an array of `size` finite real numbers. `meaning` describes the numbers for the error message.
     """
-    # `size` is the number of values in the host's actions. A list or tuple of `size` numbers counts as an array.
+    # A list or tuple of `size` numbers counts as an array.
     if action is None:
         raise InvalidActionError(f"None instead of an action; expected {(size,)}", remedy=_REMEDY)
     try:
@@ -261,8 +258,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError` if `wants.extra` has a name that is not among the extra observations `offered` by the host."""
-    # `wants.extra` has the names of the extra observations that a policy requests. `host` is the host's name for the
-    # error's text, which lists `offered` if there are any.
+    # `host` is the host's name for the error's text, which lists `offered` if there are any.
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = "Use a policy that does not need this observation."

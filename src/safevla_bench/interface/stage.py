@@ -141,17 +141,16 @@ class Stage(ABC):
         """Return the observation of a record, for data sets. The observation has no images, and its poses are those
         that `render` shows. Return None if the record does not determine what the policy observed.
         """
-        # `record` is the index of a record in the episode, from 0. Hosts that can compute it override this method.
+        # `record` counts from 0. Hosts that can compute the observation override this method.
         return None
 
     def geometry(self) -> SceneGeometry:
         """Return the shapes of the scene, for 3-D replays. Raises `HostError` if the host does not provide them."""
-        # The result has the shapes without the poses of the scene's parts, which `pose` returns for each record.
         remedy = "Give the host's stage the methods `geometry` and `pose`, as described in docs/howto/frames.md."
         raise HostError("this host does not provide the shapes of its scenes", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the scene's parts in a record. Raises the same errors as `geometry`."""
-        # `record` is the index of a record in the episode, from 0. A host overrides both methods or neither. Callers
-        # call `geometry` first, which raises a `HostError` if the host does not override it.
+        # `record` counts from 0. A host overrides both methods or neither. Callers call `geometry` first, which raises
+        # a `HostError` if the host does not override it.
         raise NotImplementedError

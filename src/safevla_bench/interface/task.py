@@ -30,7 +30,6 @@ class Task:
     @property
     def suite(self) -> str:
         """The suite's name in records: `label` if a search chose the initial states, else `benchmark`."""
-        # `label` is "" if no search chose the initial states.
         return self.label or self.benchmark
 
 
@@ -74,7 +73,6 @@ class PhysicsChange:
     @property
     def changed(self) -> frozenset[str]:
         """Names of the fields that differ from the default."""
-        # The fields are changes of the simulator's physics, such as `friction`. The default of each changes nothing.
         return frozenset(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
 
 

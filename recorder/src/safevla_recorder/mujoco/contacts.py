@@ -35,21 +35,17 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        # Return the norms [K] in N of the forces of the `K` contacts that `which` selects (a mask [C] or indices).
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        # Return the forces [K, 3] in N on the second geoms, in the world frame, of the `K` contacts that `which`
-        # selects (a mask [C] or indices). The rows of a contact's `axes` are its normal and its two tangents in the
-        # world.
+        # The rows of a contact's `axes` are its normal and its two tangents in the world.
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
-        # Return the forces [K, 3] in N of the `K` contacts that `which` selects, in the contacts' own frames: a normal
-        # force and two tangential forces. `efc` has the constraint forces of all contacts. A contact's forces begin at
-        # its `row`. A contact with `dim` 1 has no friction. Only models with pyramidal cones have `friction`.
+        # Return the forces [K, 3] in N of the contacts `which`, in the contacts' own frames: a normal force and two
+        # tangential forces. A contact with `dim` 1 has no friction.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])

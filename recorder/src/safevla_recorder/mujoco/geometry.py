@@ -20,7 +20,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
     A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
     """
-    # The ids of bodies are in the order of the parts. The third list has indices of parts.
+    # The ids of bodies are in the order of the parts.
     roots = set(scene.objects.values())  # objects can move freely, so their poses are tracked
     part_of_body: dict[int, int] = {}  # body -> index of its part
     parts: list[Part] = []
@@ -28,11 +28,8 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
     carriers: dict[int, int] = {}  # body -> index of the part to which the body's children are attached
     for body in range(model.nbody):
         name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
-        # `WORLD` and `TRACKED` are used as parents' indices: the part is fixed to the world, or its own pose is
-        # recorded.
         carrier = carriers[int(model.body_parentid[body])] if body else WORLD
         motion = () if body in roots else _moving_components(model, body)
-        # `motion` has the components of the body's motion that can vary. `boxes` and `planes` are its collision shapes.
         boxes, planes = _read_shapes(model, body)
         carriers[body] = carrier
         if motion or len(boxes) or len(planes) or body in roots or (name and name not in used_names):

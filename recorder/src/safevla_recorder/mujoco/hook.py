@@ -17,7 +17,6 @@ _split_lock = threading.RLock()  # held while functions of the module `mujoco` a
 
 def undo_all(hooks: list[Undo]) -> None:
     """Remove the hooks in reverse order, and empty the list."""
-    # Each item is a function without arguments that removes one hook, so the last hook is removed first.
     while hooks:
         hooks.pop()()
 
@@ -60,7 +59,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
     If other code replaces the method later, the later replacement stays. Repeated removals do nothing.
     """
-    # `was_replaced`: `owner` itself, not its class, has the attribute, for example because of an earlier hook.
+    # `was_replaced`: `owner` itself has the attribute, for example because of an earlier hook, and does not inherit it.
     original, was_replaced = getattr(owner, method), method in vars(owner)
     hook = _Hook(original, wrapper)
 
@@ -81,8 +80,7 @@ class _Hook:
     """The replacement of a method. A deep copy of the method's owner has the original method again."""
 
     def __init__(self, original: Callable[..., object], wrapper: Callable[..., object]) -> None:
-        # `original` is the replaced method. While `is_on`, a call of the hook calls `wrapper(original, ...)`; after the
-        # hook was removed, it calls only `original`. `update_wrapper` copies the name and attributes of the method.
+        # `update_wrapper` copies the name and attributes of the replaced method, `original`.
         update_wrapper(self, original)
         self._original, self._wrapper, self.is_on = original, wrapper, True
 
@@ -95,7 +93,6 @@ class _Hook:
         return self if instance is None else MethodType(self, instance)  # binds to an instance, as functions do
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
-        # A copy of the owner gets the original method, since the hook is for this owner only.
         return copy.deepcopy(self._original, memo)
 
 
@@ -109,7 +106,6 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     """
     _require_hookable(owner, method)
 
-    # While the method runs, MuJoCo's step functions are replaced; they are global, so only one thread may do so.
     def step_in_parts(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         with _split_lock, _split_steps(data, after):
             return original(*args, **kwargs)

@@ -119,7 +119,6 @@ class Scene:
 
 def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
     """Return the ids of a body and of all bodies below it, ascending."""
-    # `root` is the id of the first body.
     inside = {root}
     for body in range(root + 1, model.nbody):  # a parent has a smaller id than its children
         if int(model.body_parentid[body]) in inside:
@@ -176,7 +175,6 @@ def assign_roles(
 
 def state_size(model: mujoco.MjModel) -> int:
     """Return the length of a model's flat state."""
-    # The state has the time, `qpos`, `qvel`, `act`, and a position [3] and quaternion [4] of each mocap body.
     return int(1 + model.nq + model.nv + model.na + 7 * model.nmocap)
 
 
@@ -228,7 +226,7 @@ class _Door:
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
         """Return whether points [n, 3] are in the interior, given all bodies' `pos` and `quat`, [n, nbody, 3 or 4]."""
         # Positions are in m and quaternions are wxyz, in the world frame, in each of n records. The interior is the
-        # union of the boxes. A box has a body, a center [3] and quaternion [4] in the body's frame, and half sizes [3].
+        # union of the boxes.
         inside = np.zeros(len(point), dtype=np.bool_)
         for body, center, box_quat, half_size in self.boxes:
             # Convert the points from the world to the body's frame, and from there to the box's frame.
@@ -501,8 +499,6 @@ def attach_recorder(
     removes the hook. Takes record 0, and warns if an object still moves. Raises the same errors as `Recorder`;
     `record_step` raises the errors of later substeps.
     """
-    # `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset. `read_subgoals`
-    # returns whether each of the goal's predicates holds, by name; {} = unknown.
     model, data = simulation.model._model, simulation.data._data  # MuJoCo's own objects
     recorder = Recorder(model, data, scene, unstable, read_subgoals)
     warn_if_moving(model, data, scene.objects, task_id)
@@ -552,7 +548,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
     In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
     """
-    # `objects` maps each object's name to the id of its root body; `task_id` is only for the message.
+    # `task_id` is only for the message.
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
         message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (task %s)"
@@ -560,8 +556,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects. `objects` maps each
-    # object's name to the id of its root body.
+    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects.
     speed_of: dict[str, float] = {}
     for name, body in objects.items():
         first_dof = model.body_dofadr[body]

@@ -192,7 +192,6 @@ class ForwardDynamics:
 
     def trust_again(self) -> None:
         """Trust a later substep of a control step if `trust` has trusted the first substep."""
-        # In a trusted substep, calls may reuse the results of the last full computation.
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
@@ -343,8 +342,8 @@ class _Robot15:
 
     def control(self, action: Floats) -> None:
         # Write the inputs of this robot's actuators for the current substep. `action` is not used, because the goals of
-        # all parts were set in the control step's first substep. Like
-        # robosuite's own method, it stores the inputs of each part in `_applied_action_dict`.
+        # all parts were set in the control step's first substep. As in robosuite, `_applied_action_dict` gets the
+        # inputs of each part.
         if not self._can_skip_update:
             self._composite.update_state()
         applied = self._composite._applied_action_dict
@@ -391,7 +390,6 @@ class _SpeedController15:
     def run(self) -> Floats:
         """Return the joints' speeds, and change the controller's state as its own `run_controller` does."""
         controller = self._controller
-        # The goal of each of `J` joints is a speed, or a number from -1 to 1 that is scaled to the actuators' range.
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
         controller.vels = self._middle + self._half * goal if self._is_scaled else goal

@@ -82,7 +82,6 @@ def run_actions(
     """Reset, take the `N` actions in `actions`, [N, A], and return the episode: a one-episode batch with `N + 1`
     records. The episode does not stop at success. Before each step, `before` is called with the step's action.
     """
-    # `env` is one task in a simulator with a recorder. `seed` determines the episode's start, including settling steps.
     env.reset(seed)
     for action in actions:
         if before:
@@ -158,13 +157,11 @@ class HostRules:
 
     def host(self) -> Host:
         """Make a host by calling `factory` without arguments; each call returns a new host."""
-        # `factory` is a class attribute such as "package.module:HostClass". Without arguments, the host has defaults.
         host: Host = resolve_name(self.factory)()
         return host
 
     def actions(self, env: HostEnv) -> Floats:
         """Return actions, [steps, A], drawn uniformly within the bounds; each call returns the same actions."""
-        # `steps` is an attribute of the class. `A` is the number of values in an action; each value has its own bounds.
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
@@ -183,35 +180,32 @@ class HostRules:
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
         """Reset, then close the gripper in the air. Optional hook: see `bare`."""
-        # The hook calls `env.reset(seed)` and `env.step`. A rule then checks that no record has a grip.
-        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
+        # A rule then checks that no record has a grip or a contact between two robot bodies.
+        raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
         """Reset, then touch a body with exactly one finger; return its recorded name. Optional hook: see `bare`."""
-        # The hook calls `env.reset(seed)` and `env.step`. A rule then checks that the last record has the contact, but
-        # no grip. The recorded name is the body's name in the record.
-        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
+        # A rule then checks that the last record has the contact, but no grip.
+        raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
         """Reset, then move a tracked body by a few centimeters; return its recorded name. Optional hook: see `bare`."""
-        # The hook calls `env.reset(seed)` and `env.step`. A rule then checks that the recorded positions do not lag.
-        # A tracked body is a body whose position is recorded.
-        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
+        # A rule then checks that the recorded positions do not lag. A tracked body has a recorded position.
+        raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset. Then lift a body off another body, put it back, release it, and wait until it rests. Return the lifted
         body's recorded name and mass [kg]. Optional hook: see `bare`.
         """
-        # The hook calls `env.reset(seed)` and `env.step`. A rule then compares the forces in the last record with the
-        # body's weight. The recorded name is the body's name in the record.
-        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
+        # A rule then compares the forces and impulses in the last record with the body's weight.
+        raise NotImplementedError
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset, then act until a tracked body has turned about the vertical. Return its recorded name and the angle of
         its turn since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
         """
-        # The hook calls `env.reset(seed)` and `env.step`. A rule then compares the recorded rotation with the angle.
-        raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
+        # A rule then compares the recorded rotation with the angle.
+        raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
         """Return an upright image of record 0 from this camera, uint8 [H, W, 3], rendered independently of
@@ -273,7 +267,6 @@ class HostRules:
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
         """Run an episode from `self.seed` in a new environment of a new host, and return its batch."""
-        # `wants` lists what observations must contain. `actions` is [N, A], so the one-episode batch has N + 1 records.
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
 
@@ -319,7 +312,7 @@ def require(holds: bool, failure: str) -> None:
 
 def require_same(first: object, second: object, failure: str) -> None:
     """Fail the test if two batches differ in any bit. The report shows `failure` and the first field that differs."""
-    difference = first_difference(first, second)  # the dotted name of a field; None if the batches are equal
+    difference = first_difference(first, second)
     require(not difference, f"{failure}; the first difference is in {difference}.")
 
 
@@ -327,7 +320,6 @@ def require_error(call: Callable[[], object], kind: type[SafevlaError], call_tex
     """Return the message of the error that `call` raises. Fail the test unless `call` raises an error of the
     type `kind`. `call_text` describes the call in the failure message.
     """
-    # `SafevlaError` is the base class of this package's errors.
     try:
         call()
     except kind as error:
@@ -348,7 +340,6 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 
 def skip_unless_repeatable(run: TrialRun) -> None:
     """Skip the test if the run's three episodes differ in any bit, because then comparing episodes is meaningless."""
-    # All three have the same seed and actions: two in one environment (`batch`, `again`), one in another (`elsewhere`).
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
         pytest.skip(
             "the same actions gave a different episode; the rules test_the_same_seed_and_actions_... report this"

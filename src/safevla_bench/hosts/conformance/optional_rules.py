@@ -58,7 +58,6 @@ class TaskRules(HostRules):
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
         """Fail unless `tasks`, called with an unknown suite, raises a `HostError` that names the first suite."""
-        # `require_error` fails the test unless the call raises a `HostError`, and returns the error's text.
         text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "tasks() for an unknown suite")
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists no suites: {text}")
 
@@ -66,7 +65,6 @@ class TaskRules(HostRules):
         """Fail unless `versions()` returns at least one version, no version is empty, and the record's header has the
         same versions. The rule lists the suite's tasks first, because listing may add the version of the suite's files.
         """
-        # `versions` maps the name of each package that the simulation depends on to the package's version.
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
@@ -80,8 +78,6 @@ class TaskRules(HostRules):
         two further checks follow. Settling with `wait_action` = None must give the same episode as with `Task.still`.
         Settling with the upper bounds as the action must give a different episode.
         """
-        # `Task.still` is the action [A] that moves nothing and opens the gripper; `low` and `high` are [A], too.
-        # `wait_action` is the action of settling steps, which are taken before record 0; None means `Task.still`.
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         failure = f"{run}: `Task.still` has {still.size} numbers, but an action has {low.size}."
         require(still.shape == low.shape, failure)
@@ -102,8 +98,6 @@ class TaskRules(HostRules):
         The speed is measured over two steps with `Task.still`. If `Task.still` has the wrong length, this rule passes,
         because the rule on `Task.still` fails.
         """
-        # `Task.still` is the action [A] that moves nothing. A tracked body is a body whose position is recorded.
-        # `wait_steps` is a fixed number of settling steps; `rest_steps` limits the steps that end when objects rest.
         if len(run.task.still) != len(run.env.action_low):
             return
         still = np.array([run.task.still] * 2)  # the actions of the two steps after record 0, [2, A]
@@ -135,8 +129,6 @@ class OptionalRules(HostRules):
         """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
         `HostError` for undeclared cameras, extra observations or absolute poses. So must `reset` for undeclared starts.
         """
-        # `supports` holds the host's declarations. `Wants` lists what a policy wants to observe, and `absolute` means
-        # actions that are poses in the world frame. `other_wants` are the requests that this test class also tries.
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
@@ -159,7 +151,7 @@ class OptionalRules(HostRules):
         one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)
-        # `changed` and `changeable` are sets of names of physical quantities.
+        # `changed` and `changeable` are sets of names of the fields of `PhysicsChange`.
         if not two_changes.changed <= supports.changeable:
             starts.append(replace(self.seed, change=two_changes))
         # Without fixed initial states, every start is drawn at random, so `drawn` changes nothing.
@@ -173,7 +165,6 @@ class OptionalRules(HostRules):
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode. Also fail if
         `latest()` differs from the same record of the whole episode in any field except success and dropped pairs.
         """
-        # `recorded()` returns the episode up to now, and `latest()` only the newest record, as a one-record batch.
         env, latest_records = run.env, list[Batch]()
         skip_unless_repeatable(run)
 
@@ -240,9 +231,7 @@ class OptionalRules(HostRules):
         """Fail if coordinates lie outside the state, overlap or have a wrong size, or if a tracked body is more than 1
         cm from its recorded position. Passes if the host has neither coordinates nor `states`.
         """
-        # The state is the simulator's flat state, recorded as `sim_state` [N + 1, width]. A coordinate is a part
-        # of the state: `size` numbers from index `first` on, with a `name` and a `kind` (position or rotation).
-        # The host declares `states` if episodes can start from a recorded state.
+        # The state is the simulator's flat state, recorded as `sim_state` [N + 1, width].
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
         if not (coordinates or self.host().supports.states):
@@ -270,11 +259,11 @@ class OptionalRules(HostRules):
         # The hook `move_object` acts until a body has moved. Its result is the body's name, and `run.batch` the record.
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
-        paths = tracked_paths(batch)  # maps names of bodies to their recorded positions, [N, 3] in m
+        paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
         states = [observation.privileged for observation in run.observations if observation.privileged]
         seen_path_m = np.array([state.body_pos_m[body] for state in states])
-        # The body's true path [N, 3]; None if no coordinate of the simulator's state has the body's name.
+        # The body's true path [records, 3]; None without privileged state and without a coordinate of the body's name.
         path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)
         if path_m is None or len(path_m) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
@@ -291,8 +280,6 @@ class OptionalRules(HostRules):
         """Fail unless pictures of the first and last record have the requested size, are equal when rendered again, and
         show bodies at their recorded positions. Passes if the host has no `stage`.
         """
-        # A host with the ability `pictures` has the method `stage`, which prepares a recorded episode for rendering.
-        # `paths` maps the name of each tracked body to its recorded positions, [N, 3] in m.
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
             return
@@ -337,7 +324,7 @@ def _comparable_record(batch: Batch, step: int) -> Batch:
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
     # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's `N` states [N, S] in `batch`.
-    # A coordinate is a named part of the state, which begins at the index `first`. Other kinds and sizes are left out.
+    # Only coordinates that are positions of size 3 are used.
     states: Floats = batch.sim_state.episode_rows(0)
     first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}
     return {name: states[:, first : first + 3] for name, first in first_entries.items()}

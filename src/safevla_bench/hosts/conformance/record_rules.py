@@ -54,7 +54,6 @@ class RecordRules(HostRules):
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark, id and instruction, and the index and seed of the start."""
-        # `seed` holds the values that determine the start: the initial state's index and the environment's seed.
         header, task, seed = run.batch.headers[0], run.task, self.seed
         instruction = run.env.reset(seed).instruction  # the instruction may name objects that the reset draws
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
@@ -65,8 +64,6 @@ class RecordRules(HostRules):
         """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
         if no body has the role robot, or if a body does not have the role that the trial's `roles` gives it.
         """
-        # `target` is the name of the task's target object, or None. `roles` maps each recorded body to its role, such
-        # as `robot` or `target`. The trial has the roles that the host's author expects.
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
         if expected is None:
@@ -80,7 +77,6 @@ class RecordRules(HostRules):
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
         """Fail if the default ruleset cannot score the record with the host's registries and capabilities."""
-        # `registries` are files with the tasks' tags, which select the specifications to judge.
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -169,7 +165,7 @@ class ContactRules(HostRules):
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
         # The header's `dropped_pairs` lists pairs of bodies whose contacts are left out, or is None. A resting contact
-        # is left out until it ends. Two robot bodies touch by design, so their contact is left out of all records.
+        # is left out until it ends. A contact of two robot bodies in the list is left out of all records.
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
@@ -231,12 +227,10 @@ class RepeatRules(HostRules):
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
         """Fail if two episodes with the same seed and actions in one environment differ in any bit."""
-        # `run` has the two recorded episodes, `batch` and `again`.
         require_same(run.batch, run.again, f"{run}: an episode changes when it is repeated in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
         """Fail if an episode differs in any bit from its repetition in a new environment of a new host."""
-        # `run` has both recorded episodes: `batch`, and `elsewhere` from the new environment.
         require_same(run.batch, run.elsewhere, f"{run}: an episode changes when it is repeated in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
@@ -244,7 +238,6 @@ class RepeatRules(HostRules):
         states are recorded, or if `bare` does not return `N + 1` states for `N` actions. Skipped without `bare`. If the
         hook `hold` exists, the rule also compares the states of its motion, which has contacts.
         """
-        # The hook `bare` simulates an episode without the recorder. `_compare_bare` calls it and fails on a difference.
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
         if run.trial == self.trials[0] and self.hold is not None:
@@ -256,8 +249,8 @@ class RepeatRules(HostRules):
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
         # Fails unless the states that `bare` returns for these actions equal the recorded states, bit for bit.
-        # `batch` is the recorded episode with the same `actions` [N, A]. The hook `bare` simulates without a recorder.
-        # Both kinds of states are the simulator's flat states, [N + 1, S]. The test is skipped without `bare`.
+        # `batch` is the recorded episode with the same `actions` [N, A]. Both kinds of states are [N + 1, S]. Skips the
+        # test without `bare`.
         bare_states = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
@@ -272,8 +265,8 @@ class RepeatRules(HostRules):
         """Fail if an episode with a request in `other_wants` differs in any bit from an episode with the empty request
         `Wants()`. The header's description of the simulation, such as the renderer, may differ.
         """
-        # `other_wants` are requests for observations, such as images. `run.elsewhere` is an episode with `Wants()` that
-        # was recorded in a new environment, as are the episodes with other requests.
+        # `run.elsewhere` is an episode with `Wants()` that was recorded in a new environment, as are the episodes with
+        # other requests.
         skip_unless_repeatable(run)
         for wants in self.other_wants:
             without_request = _drop_simulation(run.elsewhere)

@@ -73,7 +73,6 @@ class FakeHost(Host):
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return three tasks: place the block, place the block past the cup, and crash in the fifth step."""
-        # `STILL` is the action that moves nothing. `INIT_STATES` is the number of initial states of each task.
         require_known("the fake host", "suite", suite, self.suites())  # raises `HostError` for an unknown suite
         return tuple(
             Task(SUITE, f"task_{index}", index, name, instruction, tuple(STILL), INIT_STATES, episodes=1)
@@ -121,8 +120,7 @@ class _World:
     physics: PhysicsChange = _UNCHANGED
 
     def can_touch(self, a: str, b: str) -> bool:
-        # Returns whether the physics change allows contacts between two bodies. `apart` is a pair of bodies whose
-        # mutual contacts are disabled, and `without` is a body whose contacts are all disabled; None = no such body.
+        # Returns whether the physics change allows contacts between two bodies.
         is_kept_apart = self.physics.apart is not None and {a, b} == {*self.physics.apart}
         return self.physics.without not in (a, b) and not is_kept_apart
 
@@ -135,8 +133,7 @@ class _World:
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        # Returns the flat state [15] at the given time [s]: the time, 1 if the gripper is closed, the held body's id
-        # (-1 = none), and the positions [3] in m of the gripper and of each movable body.
+        # Returns the flat state [15] at the given time [s], in the format of `from_state`.
         positions = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
@@ -171,8 +168,7 @@ def _build_recording(
     header: Mapping[str, object], records: list[_Record], actions: list[policy.Action]
 ) -> EpisodeArrays:
     # Returns an episode of n records in the recorder's format. There are n - 1 actions [7], or none for one record.
-    # The columns of `states` [n, 15] are: time [s], 1 if the gripper is closed, the held body's id, the gripper's
-    # position [3] in m, and the positions [3] of block, cup and tray.
+    # The columns of `states` [n, 15] are the entries of a state; see `_World.from_state`.
     states = np.stack([record.state for record in records])
     count = len(records)
     upright = np.array([1.0, 0.0, 0.0, 0.0])  # quaternion wxyz; no body of this host ever turns
@@ -206,7 +202,6 @@ class FakeEnv(RecordedEnv[_FakeLog]):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
-        # `wants` lists what observations must contain. `versions` maps packages to versions, for the record's header.
         super().__init__(task, wants, versions, len(STILL))  # the number of values in an action
         self._renders_next = True
 
@@ -230,7 +225,6 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         `RuntimeError` in the fifth step of task 2, to imitate a simulator's error.
         """
         log = self._require_recorder()  # the episode's records and actions; raises `HostError` before the first reset
-        # `action` is [7]: position change [3] in units of 5 cm, rotation change [3] (ignored), gripper (> 0 closes it).
         checked = policy.check_action(action, len(STILL)).copy()
         if self.task.index == 2 and len(log.actions) == CRASH_AFTER:
             raise RuntimeError("the fake simulator crashed, as this task always does")
@@ -242,7 +236,6 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return self._observe(), self._success
 
     def render_next(self, wanted: bool) -> None:
-        # Sets whether the next observation has images. The setting applies to this observation only.
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -270,7 +263,6 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return bool(self._world.held_body is None and np.linalg.norm(offset) < REACH_M)
 
     def _target_object(self) -> str:
-        # Returns the name of the body that the task moves, for the record's header.
         return "block"
 
     def _read_simulation(self) -> dict[str, object]:
@@ -292,7 +284,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
-        # Returns the image [H, W, 3] of each requested camera. All cameras show the same picture.
+        # Returns the image [H, W, 3] of each requested camera.
         # If this observation is not rendered, the result is a placeholder, which raises an error when an image is read.
         renders, self._renders_next = self._renders_next, True  # `render_next(False)` affects only one observation
         if not renders:
@@ -455,7 +447,7 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
 
 def finger_positions(*, closed: bool) -> Floats:
     """Return the positions of the two fingers [m], as in an observation."""
-    # A finger's position, [2] in all, is its signed distance from the gripper's center along the axis of the fingers.
+    # The result is [2]: each finger's signed distance from the gripper's center along the axis of the fingers.
     return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
 
 
@@ -501,8 +493,6 @@ class FakeStage(Stage):
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
-        # A camera without `lookat_m` is the host's own camera. `size` is (H, W). The result has the image [H, W, 3],
-        # the mask `seen` [H, W] (i + 1 at pixels of the body `bodies[i]`, else 0), and the positions of movable bodies.
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
@@ -529,8 +519,7 @@ class FakeStage(Stage):
         return ScenePose(np.array([positions[name] for name in _COLORS]), upright, (), tracked)
 
     def observe(self, record: int) -> policy.Observation:
-        # Returns a record's observation, without images. The state is [15]: time, 1 if the gripper is closed, the held
-        # body's id, and positions [3] in m of gripper, block, cup and tray.
+        # Returns a record's observation, without images. The entries of the state are listed at `_World.from_state`.
         state = self._states[record]
         return policy.Observation(
             instruction=self._instruction,

@@ -44,7 +44,6 @@ class LiberoHost(MujocoHost):
     supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
 
     def __init__(self, plus: str = str(libero_plus.PER_STRATUM)) -> None:
-        # `plus` is the number of LIBERO-plus variants to run in each suite and category, as text; `all` becomes None.
         self._plus = libero_plus.parse_count(plus)
         self._sample: dict[str, str] = {}  # from `libero_plus.describe_sample`; {} until LIBERO-plus's tasks are listed
 
@@ -222,8 +221,6 @@ class LiberoEnv(RobosuiteEnv):
         return observation
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        # Maps the root body of each fixture, such as a cabinet, to its position [3] in m and quaternion [4] wxyz.
-        # Only resets change these poses.
         domain = self._robosuite_env()
         return read_poses(domain, (fixture.root_body for fixture in domain.fixtures_dict.values()))
 
@@ -260,7 +257,6 @@ class LiberoEnv(RobosuiteEnv):
         return super()._read_images(raw)
 
     def _read_scene(self) -> Scene:
-        # Returns the names and roles of the bodies in the current model.
         return read_scene(self._env.env)
 
     def _read_subgoals(self) -> Mapping[str, bool]:

@@ -34,7 +34,6 @@ _GLASS_SIZE = 224
 
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
     """Return `picture`, [256, 256, 3] with the bottom row first, with added noise of a level from 1 to 50."""
-    # Each of the five kinds of noise has ten levels. `draws` is the generator of the random numbers.
     kind, strength = divmod(level - 1, LEVELS)  # indices of the kind of noise and of its parameters
     noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
@@ -42,7 +41,7 @@ def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Pic
 
 def _blur_by_motion(picture: Picture, strength: int, draws: np.random.RandomState) -> NDArray[np.float64]:
     # Returns the sum, with Gaussian weights, of copies of the picture that are shifted along a random direction.
-    # `picture` is [256, 256, 3]; `strength` is an index of the table of parameters; the result has values up to 255.
+    # `picture` is [256, 256, 3]; `strength` is an index in `_MOTION`; the result has values up to 255.
     radius, deviation = _MOTION[strength]
     angle = math.radians(draws.uniform(-45, 45))
     steps = np.arange(2 * radius + 1)
@@ -76,7 +75,7 @@ def _blur_evenly(picture: Picture, strength: int, _: np.random.RandomState) -> C
 
 def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> NDArray[np.floating]:
     # Returns the mean of the picture and several enlargements of its center, with values from 0 to 255.
-    # `strength` is an index of the table of parameters. The picture is square. Nothing is random.
+    # `strength` is an index in `_ZOOM`. The picture is square. Nothing is random.
     from scipy.ndimage import zoom
 
     end, step = _ZOOM[strength]
@@ -95,8 +94,7 @@ def _blur_by_zoom(picture: Picture, strength: int, _: np.random.RandomState) -> 
 
 def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
     # Adds a random cloud to the picture, then scales the sum to about the original maximum brightness.
-    # `strength` is an index of the table of parameters: the cloud's weight, and the decay of its fine structure.
-    # The result has values from 0 to 255.
+    # `strength` is an index in `_FOG`. The result has values from 0 to 255.
     weight, decay = _FOG[strength]
     colors = picture / 255.0
     brightest = colors.max()
@@ -106,7 +104,7 @@ def _add_fog(picture: Picture, strength: int, draws: np.random.RandomState) -> C
 
 def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Colors:
     # Return a random height map [size, size] in [0, 1] by the diamond-square algorithm; `size` is a power of two.
-    # `wobble` is the size of random displacements. Each round divides it by `decay`. The map wraps around at its edges.
+    # `wobble` scales the random displacements. Each round divides it by `decay`. The map wraps around at its edges.
     heights, step, wobble = np.zeros((size, size)), size, 100.0
 
     def displace_mean(corner_sums: Colors) -> Colors:
@@ -136,7 +134,7 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
 
 def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomState) -> Colors:
     # Blurs the picture, displaces pixels at random, and blurs again. The result has values from 0 to 255.
-    # `strength` is an index of the table of parameters: blur [pixels], maximum displacement [pixels], and passes.
+    # `strength` is an index in `_GLASS`.
     deviation, max_shift, passes = _GLASS[strength]
     blurred = (_gaussian_blur(picture, deviation) * 255).astype(np.uint8)
     # `indices` lists the displaced pixels of the flattened picture. `pixels` says which pixel each one is copied from.

@@ -88,7 +88,6 @@ class Variant:
         match = _NAME.fullmatch(name)
         assert match  # every name matches, because the pattern's first part matches any text
         base, kind, *numbers = match.groups()
-        # `view` gets five numbers, which change the camera. `robot` 0 means LIBERO's start pose; `noise` 0 means none.
         *view, robot, noise = (int(number or 0) for number in numbers)
         if kind:
             category = _CATEGORY_OF_KIND.get(kind, "layout")
@@ -188,8 +187,7 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
     to four decimal places, so a `view` that changes nothing gives a camera slightly different from LIBERO's.
     """
-    # `view` has the azimuth and elevation of a motion around the scene [degrees], the distance from the scene's center
-    # in percent of LIBERO's distance, and the camera's pan and tilt [degrees]. The vertical axis is z.
+    # `Variant` describes the five numbers in `view`. The vertical axis is z.
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:

@@ -146,7 +146,7 @@ def _read_own_task(path: Path, index: int) -> Task:
         problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
         raise HostError(problem, remedy=f"Rename the folder, for example to my-{suite}.")
     benchmark, task_id = name_own_task(path)
-    # `states` are the initial states from a file next to the task file; None without such a file.
+    # `states` are the initial states from a file; None without such a file.
     instruction, states = bddl.read_bddl(path).language, read_own_states(path)
     return Task(benchmark, task_id, index, str(path), instruction, STILL, None if states is None else len(states))
 

@@ -110,7 +110,6 @@ class ManiskillHost(Host):
             # Only the widowx tasks have fixed layouts, so `drawn` has a meaning only for them.
             self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras, drawn=robot == "widowx")
         self._robots = (robot,) if robot else ("panda", "panda_wristcam")  # panda_wristcam is a Panda with a camera
-        # Maps each control mode to the meaning and the number of an action's values; the default mode is first.
         controls = ROBOTS[self._robots[0]].controls
         self._control = control or next(iter(controls))
         require_known("the host maniskill", "control", self._control, controls)
@@ -120,8 +119,7 @@ class ManiskillHost(Host):
         return tuple(dict.fromkeys(facts.suite for facts in self._select_tasks().values()))
 
     def _select_tasks(self) -> dict[str, TaskFacts]:
-        # Returns the facts of all tasks that one of the host's robots can do, by the task's name. `facts.robots` lists
-        # the robots for a task.
+        # Returns the facts of all tasks that one of the host's robots can do, by the task's name.
         return {name: facts for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}}
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
@@ -136,7 +134,6 @@ class ManiskillHost(Host):
         suite_facts = {name: facts for name, facts in self._select_tasks().items() if facts.suite == suite}
         tasks = []
         for index, (name, facts) in enumerate(suite_facts.items()):
-            # `layouts` is the number of fixed initial states, or None. `prefixes` has one entry for each arm.
             options = {"init_states": facts.layouts, "horizon": facts.horizon, "arms": facts.arms}
             tasks.append(hosts.registered_task(suite, name, index, still * len(facts.prefixes), **options))
         return tuple(tasks)
@@ -145,7 +142,6 @@ class ManiskillHost(Host):
         """Return a new environment of one task. Raises `HostError` if the policy gives absolute poses, or wants a
         camera that the robot lacks or this machine cannot render.
         """
-        # `wants` holds the observations, such as camera images, that the policy requests.
         check_wants(wants, self.supports, "ManiSkill")
         if task.arms and (wants.privileged or {*wants.cameras} - {"base_camera"}):
             problem = f"{task.name} has several arms, but privileged state and hand_camera need a single arm"
@@ -160,7 +156,6 @@ class ManiskillHost(Host):
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Without a rendering device, the
         viewer has only shapes and poses. Raises `HostError` if the record has no states or determines no start.
         """
-        # `sim_state` is the flat simulator state at each record.
         try:
             cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
         except HostError:
@@ -187,7 +182,6 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
-        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
         # `control` is ManiSkill's control mode, which determines the meaning and the number of an action's values.
         self._robot, self._facts = ROBOTS[robot], task_facts(task.name)
         arm_count = len(self._facts.prefixes)
@@ -280,7 +274,6 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return state_coordinates(self._env, self._robot)
 
     def render_next(self, wanted: bool) -> None:
-        # Sets whether the next step renders camera images. Later steps render images again.
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> ManiskillStage:
@@ -367,15 +360,13 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action that moves nothing and opens the gripper, in the given control mode."""
-    # `controls` maps a control mode to the meaning and the number of an action's values. The last value is the
-    # gripper's, and 1 opens it.
+    # The last value is the gripper's, and 1 opens it.
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
 
 def task_facts(name: str) -> TaskFacts:
     """Return a task's entry in `maniskill.toml`; raise `HostError` for an unknown name."""
-    # An entry has the task's targets, conditions of success, limit of steps and robots.
     require_known("the host maniskill", "task", name, TASKS)
     return TASKS[name]
 
@@ -522,7 +513,6 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
 
 def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
     """Return the ids of the links of an arm's two fingers, a list per finger. `links` maps names to the arm's links."""
-    # An entry of `robot.fingers` is a part of the names of one finger's links.
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -541,8 +531,7 @@ def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
 
 def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), the indices of hand and finger parts, and the body of each part."""
-    # A `Part` has the body's recorded name ("" = not recorded), its parent, the components of its motion relative to
-    # the parent, and its shapes. The second result has indices in the list of parts.
+    # The second result has indices in the list of parts.
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     # `Part.parent` is the index of an earlier part, so each link comes after its parent in the list.
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
@@ -559,8 +548,8 @@ def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
         if body.collision_shapes:
-            # A static actor cannot move. A fixed or kinematic actor may move in all six components, and the pose of a
-            # dynamic actor is recorded as that of its body.
+            # A static actor cannot move. An actor in `facts.fixed` or a kinematic actor may move in all six components.
+            # The pose of a dynamic actor is recorded as that of its body.
             parent, motion = WORLD, tuple[int, ...]()
             if name in facts.fixed or actor.px_body_type == "kinematic":
                 motion = ALL_MOTION

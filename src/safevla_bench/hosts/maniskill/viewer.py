@@ -61,7 +61,7 @@ class ManiskillStage(stage.Stage):
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
         """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
-        # `scene` has ManiSkill's environment and its bodies by recorded name. `on_close` frees the host's environment.
+        # `on_close` frees the host's environment.
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -74,8 +74,7 @@ class ManiskillStage(stage.Stage):
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
-        # `record` is the index of a record, `bodies` are recorded names. `size` has no effect here. A ball is the
-        # center [3] and the radius of a sphere around a body.
+        # `size` has no effect here. A ball is the center [3] and the radius of a sphere around a body.
         default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
         if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
@@ -93,7 +92,6 @@ class ManiskillStage(stage.Stage):
         """Return one record's picture from one camera. Raises `HostError` for a body that the scene lacks, or if
         rendering is impossible, and `KeyError` if the scene has no camera of that name.
         """
-        # `size` is (height, width). `seen` [H, W] is i + 1 at pixels that show `bodies[i]`, and 0 elsewhere.
         self._set_record(record)
         number_of_body = {name: number for number, name in enumerate(map(self._require_body, bodies), start=1)}
         pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
@@ -208,7 +206,7 @@ class ManiskillStage(stage.Stage):
             return None
         centers = pos_m + np.array([rotate(quat_wxyz, center) for center in boxes[:, :3]])
         center_m = (centers.min(axis=0) + centers.max(axis=0)) / 2
-        # A box is within its half diagonal of its center. The columns from 7 on are half extents.
+        # A box is within its half diagonal of its center.
         radii = np.linalg.norm(centers - center_m, axis=1) + np.linalg.norm(boxes[:, 7:], axis=1)
         return center_m, float(radii.max())
 
@@ -283,7 +281,6 @@ def half_size(shape: Any) -> tuple[float, float, float]:
     if shape_kind(shape) == "box":
         x, y, z = map(float, shape.half_size)
         return x, y, z
-    # `shape` is a collision shape of SAPIEN.
     radius = float(shape.radius)
     if shape_kind(shape) == "sphere":
         return radius, radius, radius

@@ -64,16 +64,12 @@ class MetaworldHost(MujocoHost):
     )
 
     def suites(self) -> tuple[str, ...]:
-        # Returns the names of the suites in `metaworld.toml`.
         return tuple(_read_tasks().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        # Returns a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite.
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        # Returns a new environment of one task. `wants` holds the observations that the policy requests. Raises
-        # `HostError` if the host cannot provide them.
         check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
@@ -100,7 +96,6 @@ class MetaworldEnv(MujocoEnv):
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
         """Make Meta-World's environment; raises `HostError` if Meta-World lacks the task or cannot be imported."""
-        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
         super().__init__(task, wants, versions)
         self._task_entry = metaworld_task(task.name)  # target bodies, and the fixture with a part that must move
         self._env = make_env(task.name)
@@ -150,7 +145,6 @@ class MetaworldEnv(MujocoEnv):
         self._undo_hooks += [undo_substeps, undo_steps]
 
     def _set_substeps(self, count: int) -> None:
-        # Sets the number of substeps per control step.
         self._env.frame_skip = count  # gymnasium's name of the number of substeps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -168,11 +162,9 @@ class MetaworldEnv(MujocoEnv):
         return vector, bool(outcome["success"])
 
     def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        # Returns MuJoCo's model and data of Meta-World's environment.
         return self._env.model, self._env.data
 
     def _read_scene(self) -> mujoco_recorder.Scene:
-        # Returns the names and roles of the bodies in the task's model.
         return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
@@ -272,7 +264,6 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 
 def metaworld_task(name: str) -> MetaworldTask:
     """Return the entry of the task with this Meta-World name; raise `HostError` if the name is unknown."""
-    # An entry has the instruction, the target bodies, and the fixture with a part that must move.
     tasks = _read_tasks().tasks
     require_known("Meta-World", "task", name, tasks)
     return tasks[name]
@@ -307,8 +298,7 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     The robot is the arm and the mocap body that moves it. Rigidly connected bodies count as one. Freely moving bodies
     and targets are objects. Other moving bodies are links of furniture; links that the goal moves are not tracked.
     """
-    # `rules` has the names of the targets, and of the fixture (`moves`; None if there is none) with a part that the
-    # goal moves. A link of furniture is a part with a joint, such as a drawer.
+    # A link of furniture is a part with a joint, such as a drawer.
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]

@@ -60,13 +60,11 @@ class MujocoHost(Host):
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> MujocoEnv:
         """Return a new environment of one task, before its first reset."""
-        # `wants` holds the observations, such as camera images, that the policy requests.
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a viewer (`Stage`) of `episode`, a one-episode batch with `sim_state`. Raises `HostError` if the
         simulator cannot run on this machine, the task does not exist, or the record lacks a start or states.
         """
-        # `sim_state` is the flat simulator state at each record. `Wants()` requests no camera images.
         return self.make(task, Wants()).open_stage(episode)
 
 
@@ -79,8 +77,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
-        super().__init__(task, wants, versions, len(self.still))  # `still` is the action that moves nothing
+        super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True  # whether the next step renders camera images
         self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
 
@@ -98,13 +95,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        # Returns which entries of the flat simulator state are positions and rotations, each with the name of its body
-        # or joint.
         model, _ = self._model_and_data()
         return model_coordinates(model, self._read_scene().body_name)
 
     def render_next(self, wanted: bool) -> None:
-        # Sets whether the next step renders camera images. Later steps render images again.
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
@@ -170,17 +164,15 @@ class RobosuiteEnv(MujocoEnv):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
         super().__init__(task, wants, versions)
         self._gate = CameraGate(wants.image_size)  # switches the rendering of camera images on and off
         # The reader of true poses and sizes; None unless the policy wants privileged observations.
         self._privileged: ScenePrivileged | None = None
-        self._env: Any = None  # robosuite's environment; None before the first reset and after `close`
+        self._env: Any = None  # robosuite's environment, or LIBERO's wrapper of it; None = not made yet
         self._is_fast = os.environ.get(FAST) != "no"  # whether to skip robosuite's redundant computations
         self._undo_speed_up: Undo | None = None  # removes the speed-up; None if it is not applied
 
     def run_fast(self, wanted: bool) -> None:
-        # Sets whether episodes after the next reset skip redundant computations of robosuite; results stay the same.
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
@@ -257,17 +249,14 @@ class RobosuiteEnv(MujocoEnv):
     @abstractmethod
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         """Return a reader of the current scene's ground truth."""
-        # Ground truth means the true poses and sizes of bodies, the positions of goal sites, and the goal.
 
     def _set_substeps(self, count: int) -> None:
-        # Sets the number of substeps per control step.
         env = self._robosuite_env()
         # robosuite rounds `control_timestep / model_timestep` down to get the number of substeps per control step. So
         # the time step [s] is the next smaller float, which makes sure that the quotient is not below `count`.
         env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)
 
     def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        # Returns the current MuJoCo model and its data, which a reset replaces.
         simulation = self._robosuite_env().sim  # `model` and `data` of an `MjSim` wrap MuJoCo's objects
         return simulation.model._model, simulation.data._data
 
@@ -284,8 +273,6 @@ class RobosuiteEnv(MujocoEnv):
         """Take the settling steps that `seed` requests, take record 0, and return its observation. `raw` is robosuite's
         observation before settling, and `success` is the success before settling.
         """
-        # Settling steps are control steps before record 0 in which objects come to rest. There are `wait_steps` of them
-        # and up to `rest_steps` more, until the objects rest. `success` is the benchmark's success.
         still = np.array(seed.wait_action or self.still)  # the action of all settling steps, [A]
         model, data = self._model_and_data()
         settling = settling_steps(model, data, self._read_scene().objects, seed.wait_steps, seed.rest_steps)
@@ -341,7 +328,6 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _read_simulation(self) -> dict[str, object]:
-        # Returns facts about how the simulator runs, such as its renderer, for the record's header.
         return read_simulation(self._robosuite_env())
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
@@ -367,7 +353,6 @@ def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
 
 def camera_options(wants: Wants) -> dict[str, object]:
     """Return robosuite's camera options. The environment renders only if `wants` has a camera."""
-    # `wants` holds the policy's requests: the names of `cameras`, and `image_size` (height and width in pixels).
     height, width = wants.image_size
     has_cameras = bool(wants.cameras)
     return {
@@ -387,7 +372,7 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
     """Return the keyword arguments for an environment of `count` identical robots. `controller` is the kind of
     controller; None = the robots' default. The environment renders only if `wants` has a camera. Imports robosuite.
     """
-    # `robot` is robosuite's name of the robot, and `wants` holds the cameras that the policy requests.
+    # `robot` is robosuite's name of the robot.
     from robosuite.controllers import load_composite_controller_config
 
     configs = [load_composite_controller_config(controller=controller, robot=robot) for _ in range(count)]
@@ -424,8 +409,7 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
     """Return the coordinates of a MuJoCo model's joints in the flat state, which begins with the time. A free joint has
     a position and a rotation, with the body's name. Other joints have one coordinate, with the joint's or body's name.
     """
-    # `body_name` gives the recorded name of each MuJoCo body. Each `Coordinate` has a name, a kind, its first index in
-    # the flat state, and its number of entries.
+    # `body_name` gives the recorded name of each MuJoCo body.
     coordinates = list[Coordinate]()
     for joint in range(model.njnt):
         # The flat state begins with the time, followed by qpos. So an address in qpos is moved by 1.
@@ -457,8 +441,6 @@ def change_model(
     The default change has no effect. `seed` determines the directions of `change.shift_m`. Raises `HostError` for a
     body that the scene lacks, or if there are more kinds of geoms than mask bits: see `_separate_geoms`.
     """
-    # `scene` gives the recorded names of the bodies. The factors `iterations`, `softness` and `friction` are 1 if they
-    # change nothing.
     if change == PhysicsChange():
         return lambda: None  # nothing changes, so no array needs to be copied
     saved_arrays = {name: getattr(model, name).copy() for name in _CHANGED_ARRAYS}
@@ -502,7 +484,7 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
     does. If `solref` holds negative stiffness and damping instead, divide the stiffness by factor² and the damping by
     factor. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
-    # Makes contacts softer if `factor` is above 1. `solref` and `solimp` are MuJoCo's contact parameters of n geoms.
+    # Makes contacts softer if `factor` is above 1. `solref` and `solimp` have the parameters of n geoms or pairs.
     # Both arrays change in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
     softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]

@@ -45,7 +45,6 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. An import error becomes a `HostError` with a remedy: `install`
     if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, otherwise a reinstallation.
     """
-    # `install` says how to install the simulator. `by_egl` is False for simulators that do not render by EGL.
     _use_writable_caches()
     try:
         with egl_device() if by_egl else nullcontext(), _without_log_file():
@@ -179,8 +178,7 @@ _CUDA_DEVICE, _EXTENSIONS, _MAX_DEVICES = 0x323A, 0x3055, 64
 
 @cache
 def _list_devices() -> tuple[EglDevice, ...]:
-    # Returns EGL's devices, in EGL's order; () if EGL is missing or lacks the functions that list devices. Each device
-    # has its CUDA ordinal (None = not a CUDA device), and whether it is a software renderer.
+    # Returns EGL's devices, in EGL's order; () if EGL is missing or lacks the functions that list devices.
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:

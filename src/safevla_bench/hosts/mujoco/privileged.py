@@ -35,8 +35,6 @@ class ScenePrivileged:
         sites: Mapping[str, Floats],
     ) -> None:
         """Measure sizes in the pose of `data`. `sites` maps a goal site's name to an array view [3] of its position."""
-        # `goal` holds the predicates of the task's goal, such as ("on", "bowl_1", "plate_1"). `scene` has the recorded
-        # name of each MuJoCo body and the role of each name. Several MuJoCo bodies may have the same name.
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         bodies_of_name: dict[str, tuple[int, ...]] = {}
@@ -56,7 +54,6 @@ class ScenePrivileged:
 
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
-        # Poses are in the world frame. Each entry of `_boxes` has half extents [3] and a center [3] (body frame).
         data = self._data
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root_body.items()},
@@ -95,7 +92,7 @@ def bounding_box(
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
-    # `bodies` are ids of MuJoCo bodies. `lows` and `highs` have one corner [3] of the box for each geom.
+    # `lows` and `highs` have the two opposite corners [3] of a box around each geom.
     rotation = data.xmat[root].reshape(3, 3)
     lows, highs = zip(*(_geom_span(model, data, int(geom), data.xpos[root], rotation) for geom in geoms), strict=True)
     low, high = np.min(lows, axis=0), np.max(highs, axis=0)
@@ -107,8 +104,7 @@ def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: t
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
-    # `bodies` are ids of MuJoCo bodies. For G geoms, the result has centers [G, 3] and half extents [G, 3] in m, and
-    # quaternions [G, 4]. Each box has the axes of its geom.
+    # Each box has the axes of its geom.
     world_to_root = Rotation.from_matrix(data.xmat[root].reshape(3, 3)).inv()
     geom_rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)  # from each geom's frame to the world
     centers_in_geom, half_extents = map(np.array, zip(*(_geom_box(model, int(geom)) for geom in geoms), strict=True))

@@ -49,8 +49,6 @@ class Renderer:
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
         """Set the model's picture size and shadows, and make a context; raise `HostError` if rendering fails."""
-        # `size` is the largest (height, width) of pictures. `appearance` has the visible geom groups, whether to draw
-        # sites, and the names of the cameras (`turned`) that are mounted upside down.
         import mujoco
 
         self.size = size
@@ -80,7 +78,6 @@ class Renderer:
         """
         import mujoco
 
-        # A free camera looks at the point `camera.lookat_m`. If this is None, `camera.name` is a camera of the model.
         self._is_upside_down = camera.lookat_m is None and camera.name in self._upside_down_cameras
         view, all_categories = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
         if camera.lookat_m is None:  # a camera of the model; otherwise, a free camera

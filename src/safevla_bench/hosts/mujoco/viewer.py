@@ -58,8 +58,7 @@ class MujocoStage(stage.Stage):
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
         compute it. Raises `HostError` if the record's states are missing or belong to another model.
         """
-        # `scene` has the recorded name of each MuJoCo body. `camera` is the default camera's name. `appearance` says
-        # which geoms and sites are visible.
+        # `camera` is the default camera's name.
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
@@ -75,20 +74,17 @@ class MujocoStage(stage.Stage):
         has_further_camera = camera != HAND_CAMERA and HAND_CAMERA in camera_names
         # Videos show these cameras in addition to the default camera.
         self.further_cameras = (HAND_CAMERA,) if has_further_camera else ()
-        # The names of the bodies that the joints of the arms move, one for each joint, base first.
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
-        # `record` is the index of a record, `bodies` are recorded names, and `size` is (height, width) in pixels.
         default_camera = stage.Camera(self._camera)
         if not bodies:
             return default_camera
         self._set_record(record)
         self._open_renderer(size)  # with this size, `render` can use the same renderer
-        # A body is shown well if it covers at least the fraction `WELL_SHOWN` of the picture.
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         balls = []  # (center, radius) of a sphere around each body
@@ -111,8 +107,6 @@ class MujocoStage(stage.Stage):
         """Return one record's picture from one camera. Raises `HostError` for a body that the model lacks, or if
         rendering is impossible, and `KeyError` if the model has no camera of that name.
         """
-        # `size` is (height, width). `seen` [H, W] is i + 1 at pixels that show `bodies[i]`, and 0 elsewhere. A picture
-        # also has the current positions of the tracked bodies.
         self._set_record(record)
         renderer = self._open_renderer(size)
         renderer.look(self._data, camera)
@@ -121,7 +115,6 @@ class MujocoStage(stage.Stage):
 
     def observe(self, record: int) -> Observation | None:
         """Return the host's observation of a record, without images; None if the host cannot make one."""
-        # `_observe` is the host's function from joint positions and velocities to an observation.
         if self._observe is None:
             return None
         self._set_record(record)
@@ -131,7 +124,7 @@ class MujocoStage(stage.Stage):
         """Return the model's visible shapes, and its default camera at record 0. `stand_ins` maps the name of each body
         without visible geoms to the ids of the bodies that are shown instead.
         """
-        # If a body has no visible geom, the ids of its visible bodies belong to bodies with other names.
+        # If a body has no visible geom, the ids to show belong to bodies with other names.
         self._set_record(0)
         ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
@@ -140,8 +133,6 @@ class MujocoStage(stage.Stage):
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the model's bodies in one record, and the contacts between the bodies."""
-        # The parts of the result are positions [nbody, 3] in m and quaternions [nbody, 4] wxyz in the world frame, the
-        # contacts, and the tracked bodies' positions as in records.
         self._set_record(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
@@ -176,8 +167,7 @@ class MujocoStage(stage.Stage):
         mujoco.mj_forward(model, data)
 
     def _position_error_m(self, record: int) -> float:
-        # Returns the sum of the distances between current and recorded positions of the tracked bodies. `path_m` holds
-        # a body's recorded positions, [records, 3].
+        # Returns the sum of the distances between current and recorded positions of the tracked bodies.
         current_pos_m = self._current_positions()
         errors_m = [
             np.linalg.norm(current_pos_m[name] - path_m[record])
@@ -262,8 +252,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     first state, which requires a replay or recorded poses of fixtures. Raises `HostError` if the record determines no
     start, or if the recorded fixtures are not poses.
     """
-    # An `EpisodeSeed` has the values that determine an episode's start, mainly the index of the task's initial state
-    # and the environment's seed. The record's header has both; None for a missing one.
+    # The header has None for a missing seed or index.
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
         recorded_start = _read_recorded_start(episode)  # None if the record has no such start
@@ -350,7 +339,6 @@ def _visible_shapes(
         )
         for index in np.flatnonzero(is_visible):
             kind = kind_of_type.get(int(types[index]))
-            # `texture_id` is -1 for a shape without a texture.
             rgba, texture_id = _read_color_and_texture(model, int(materials[index]), colors[index])
             if kind is None or rgba[3] == 0:
                 continue

@@ -68,12 +68,10 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def suite_trials(self, suite: str) -> int | None:
         # Returns the number of episodes per task of the suite; None if the protocol does not define a number.
-        # `trials` maps suites to numbers. A suite without an entry has the number of the longest prefix of its name.
         return find_suite_value(self.trials, suite)
 
     def suite_horizon(self, suite: str) -> int | None:
         # Returns the maximum number of policy steps per episode; None if the protocol does not define a number.
-        # `horizons` maps suites to numbers. A suite without an entry has the number of the longest prefix of its name.
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
@@ -106,7 +104,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def episode_values(self) -> dict[str, object]:
         """Return the protocol's values for run.json: all except `inference`, which is recorded with the policy."""
-        # `values` also leaves out texts about the protocol. `inference` says how a policy sees the scene.
+        # `values` also leaves out texts about the protocol.
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 
@@ -129,7 +127,7 @@ class ProtocolRow:
 
     @property
     def differs(self) -> bool:
-        # True if at least two of the compared protocols have different values. `values` has one value per protocol.
+        # True if at least two of the compared protocols have different values.
         return any(value != self.values[0] for value in self.values)
 
 
@@ -161,7 +159,6 @@ def protocol_names() -> tuple[str, ...]:
 @cache
 def load_protocol(name: str = PRESET) -> EvaluationProtocol:
     """Return a protocol by name; raise `RunError` with a list of the names if there is no protocol with this name."""
-    # Each file is read only once, because it does not change. `PRESET` is the name of this package's own protocol.
     if name not in protocol_names():
         raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
     return msgspec.convert(_read_values(name), EvaluationProtocol)

@@ -70,21 +70,17 @@ class RobocasaHost(environment.MujocoHost):
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS)
 
     def __init__(self, split: str = SPLITS[0], horizons: str = HORIZONS[0]) -> None:
-        # `split` is `target` or `pretrain`, the set of scenes and objects. `horizons` is the release of RoboCasa whose
-        # limits of steps apply. Raises `HostError` for an unknown name.
         require_known("RoboCasa", "split", split, SPLITS)
         require_known("RoboCasa", "horizons", horizons, HORIZONS)
         self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
-        # Returns the names of the suites in `robocasa.toml`.
         return tuple(read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in alphabetical order, with the horizons of the chosen release."""
         table = read_table()
         require_known("RoboCasa", "suite", suite, table.suites)
-        # A horizon is a task's limit in policy steps.
         horizons = {name: task["horizon"][self._horizons] for name, task in table.tasks.items()}
         return tuple(
             registered_task(suite, name, index, STILL, horizon=horizons[name], episodes=table.episodes)
@@ -133,8 +129,6 @@ class RobocasaEnv(environment.RobosuiteEnv):
     embodiment = robocasa.EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        # `wants`: the observations that the policy requests. `split` is the set of scenes, `target` or `pretrain`.
-        # `horizons` is the release of RoboCasa whose limits of steps apply.
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
         self._goal = task_goal(task)  # a verb with names, such as ("in", "obj", "cab")
@@ -170,21 +164,17 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
-        # Applies one action; returns robosuite's observation and whether the task is solved.
         raw, reward, _, _ = self._robosuite_env().step(action)
         return raw, bool(reward)  # the reward is 1 if the task is solved, else 0
 
     def _read_scene(self) -> Scene:
-        # Returns the names and roles of the bodies in the current kitchen. The goal determines the target object and
-        # the fixture that must move.
+        # The goal determines the target object and the fixture that must move.
         return robocasa.read_scene(self._robosuite_env(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # Returns a reader of the kitchen's true poses and sizes, for policies that want them.
         return view_privileged(self._robosuite_env(), scene, self._goal)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        # Returns which entries of the flat simulator state are positions and rotations; here, none are listed.
         return ()  # not used, because no episode starts from a recorded state
 
     def _target_object(self) -> str | None:
@@ -205,8 +195,6 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return self._episode_meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        # Returns the mobile base's position [3] in m and quaternion wxyz [4], world frame, from robosuite's
-        # observation.
         return np.array(raw["robot0_base_pos"], dtype=np.float64), environment.to_wxyz(raw["robot0_base_quat"])
 
 
@@ -250,9 +238,7 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
 
 @cache
 def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
-    # Returns the (layout, style) pairs of a split in the order of episodes. `target` has the pairs (1, 1) to (10, 10).
-    # `pretrain` has rounds with each layout from 11 to 60 once. In the first round, layout i has style i. In each
-    # further round, each layout gets the next style.
+    # Returns the (layout, style) pairs of a split in the order of episodes: see the module's docstring.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
     count = len(_PRETRAIN_SCENES)  # number of layouts, of styles, and of rounds
@@ -270,7 +256,6 @@ def read_goal(kitchen: KitchenEnv, goal: Goal) -> tuple[str, ...]:
     """Return the goal with the names of bodies and fixtures in this episode, such as `("close", "fridge_main_group")`.
     The verb `slide` becomes `slide_out` or `slide_in`.
     """
-    # `goal` is a verb, followed by names of objects or of attributes of the kitchen.
     verb, *names = goal
     if verb == SLIDE:
         verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
@@ -286,8 +271,7 @@ def view_privileged(kitchen: KitchenEnv, scene: Scene, goal: Goal) -> ScenePrivi
     """Return a reader of the kitchen's ground truth. Its `sites_m` hold the centers of the start and stop buttons. In a
     navigation task, they also hold `goal`, the base's target position, and `goal_ahead`, 1 m in front of `goal`.
     """
-    # `goal` is the task's goal: a verb with names. Its verb is `at` in a navigation task. `sites` maps a name to a
-    # position [3] in m, world frame. The reader of ground truth gives policies the true poses and sizes of bodies.
+    # The verb of `goal` is `at` in a navigation task. `sites` maps a name to a position [3] in m, world frame.
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
     if goal[0] == robocasa.AT:
@@ -313,7 +297,6 @@ _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "ob
 
 def require_robocasa() -> None:
     """Raise `HostError` unless RoboCasa is installed without the distribution `robosuite`. Imports nothing."""
-    # The first check is for the distributions `mujoco`, `praxis-robosuite` and `praxis-robocasa`.
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other_version = importlib.metadata.version("robosuite")
@@ -341,8 +324,6 @@ def assets() -> Path:
 
 def make_kitchen(task: Task, start: Kitchen, wants: Wants) -> KitchenEnv:
     """Return RoboCasa's environment for one episode, before its reset; with a renderer only if cameras are wanted."""
-    # `start` has the kitchen's layout, style, split (the set of objects) and seed of the random generator. `wants` has
-    # the cameras that the policy requests. The mobile manipulator PandaOmron is the robot.
     return task_class(task)(
         **environment.env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],

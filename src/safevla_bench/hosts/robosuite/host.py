@@ -54,8 +54,6 @@ class RobosuiteHost(environment.MujocoHost):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for an unknown suite."""
         require_known("robosuite", "suite", suite, self.suites())
-        # A team is the robots of one task. Its `still` is the action that moves nothing. `horizon` is the limit in
-        # steps.
         table = _read_tasks()
         names = [name for name in table.goals if find_team(name).suite == suite]
         teams = map(find_team, names)
@@ -65,8 +63,6 @@ class RobosuiteHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        # Returns a new environment of one task. `wants` holds the observations that the policy requests. Raises
-        # `HostError` if the host cannot provide them.
         check_wants(wants, self.supports, "the host robosuite")
         if wants.privileged and task.arms:
             problem = f"{task.name} has several arms, but privileged state needs a single arm"
@@ -106,7 +102,6 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     stage_camera = CAMERAS[0]
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        # `wants`: the observations that the policy requests; `versions`: the version of each package, for records.
         self._team = find_team(task.name)  # the robots of the task
         self.still, self.embodiment = self._team.still, self._team.embodiment
         super().__init__(task, wants, versions)
@@ -178,7 +173,6 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(min_distances))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
-        # Applies one action; returns robosuite's observation and whether the task is solved.
         env = self._robosuite_env()
         raw, *_ = env.step(action)
         return raw, bool(env._check_success())
@@ -197,11 +191,9 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
 
     def _read_scene(self) -> Scene:
-        # Returns the names and roles of the bodies in the current model.
         return read_scene(self._robosuite_env(), self._goal, self._team.prefixes)
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        # Maps each arm to the prefix of its keys in robosuite's observation; {} if there is only one arm.
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
@@ -275,13 +267,11 @@ def goal_targets(goal: Goal) -> tuple[str, ...]:
 
 def opened_fixtures(goal: Goal) -> tuple[str, ...]:
     """Return the fixtures that the goal opens."""
-    # A goal's predicates are a verb and names, such as ("open", "Door").
     return tuple(name for verb, name, *_ in goal if verb == _OPEN)
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
     """Return robosuite's environment of a task before its first reset. `seed` is its random generator's seed."""
-    # `wants` has the cameras that the policy requests. `team` is the robots of the task `name`.
     RobosuiteHost().versions()  # raises `HostError` without robosuite 1.5
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
@@ -317,8 +307,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
 
 
 def _require_sampler(env: Any) -> Any:
-    # Returns robosuite's sampler of the objects' places; raises `HostError` for a task without such a sampler. `env` is
-    # robosuite's environment of the task.
+    # Returns robosuite's sampler of the objects' places; raises `HostError` for a task without such a sampler.
     if not hasattr(env, "placement_initializer"):
         raise HostError(f"{type(env).__name__} has no objects to place", remedy="Search another task's initial states.")
     return env.placement_initializer
@@ -348,8 +337,6 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     names. Tasks of one object move the other objects out of reach; these are untracked furniture. Records leave out
     their contacts with the floor, and contacts between parts of a door that the goal opens.
     """
-    # `objects` of the result maps an object's name to the id of its root body. `fixtures` groups bodies whose contacts
-    # with each other are left out.
     model = env.sim.model._model
     peg_and_hole = [obj for obj in (getattr(env, "peg", None), getattr(env, "hole", None)) if obj is not None]
     root_bodies = {
