@@ -43,7 +43,6 @@ class ActionStatistics:
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the joint statistics of the actions of `self` and `other`, which must come from the same host."""
         known_periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
-        # `gripper` is the pair (smallest, largest gripper value); both are NaN if the gripper does not count.
         # `fmin` and `fmax` ignore NaN.
         lowest, highest = np.fmin(self.gripper[0], other.gripper[0]), np.fmax(self.gripper[1], other.gripper[1])
         return ActionStatistics(
@@ -52,8 +51,7 @@ class ActionStatistics:
             beyond=self.beyond + other.beyond,
             saturated=self.saturated + other.saturated,
             gripper=(float(lowest), float(highest)),
-            # Number of actions after which an episode's actions repeat. 0 means that some episode does not repeat its
-            # actions, and None that all episodes are too short.
+            # 0 means that some episode does not repeat its actions, and None that all episodes are too short.
             period=0 if 0 in known_periods else max(known_periods, default=None),
         )
 
@@ -66,7 +64,8 @@ def measure_actions(actions: Floats, *, grips: bool = True, clipped: Floats | No
     magnitudes, gripper_values = np.abs(actions), actions[:, GRIPPER]
     clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
     # The first `len(ARM)` = 6 components move the arm, and component `GRIPPER` moves the gripper. Actions should be in
-    # [-1, 1]. `beyond` counts values outside, and `saturated` counts the arm's values at ±1 or outside.
+    # [-1, 1]. `beyond` counts values outside this range before clipping. `saturated` counts the arm's values with a
+    # magnitude of `SATURATED` or more after clipping.
     return ActionStatistics(
         count=len(actions),
         largest=np.maximum(magnitudes.max(axis=0), largest_clipped),
@@ -85,7 +84,7 @@ def _find_period(actions: Floats) -> int | None:
         return None
     # With period p, action p equals action 0. Periods longer than half of the episode do not count.
     equals_first_action = (actions[1 : count // 2 + 1] == actions[0]).all(axis=1)
-    # Only now compare all actions. `period` is the number of actions after which they repeat.
+    # Compare all actions, but only for these few candidates.
     for period in (np.flatnonzero(equals_first_action) + 1).tolist():
         if np.array_equal(actions[period:], actions[:-period]):
             return int(period)
@@ -100,8 +99,7 @@ class ActionChanges(NamedTuple):
     norm: float = 0.0
 
     def __str__(self) -> str:
-        # `actions` is the number of all actions, and `changed` the number of changed actions, which must not be 0.
-        # `norm` is the sum of the norms of all changes.
+        # `changed` must not be 0.
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
             f"changed {self.changed} of {self.actions} actions ({share}); "
@@ -116,13 +114,11 @@ def measure_changes(executed: Floats, own: Floats, count: int) -> ActionChanges:
     if executed.shape != own.shape or not own.size:  # actions of different sizes cannot be compared
         return ActionChanges(count)
     norms = np.linalg.norm(executed - own, axis=1)
-    # The parts are: the number of actions, the number of changed actions, and the sum of the norms of all changes.
     return ActionChanges(count, int((norms > 0).sum()), float(norms.sum()))
 
 
 def join_changes(parts: Sequence[ActionChanges]) -> ActionChanges:
     """Return the sums of the changes over several episodes; zeros if `parts` is empty."""
-    # `norm` is the sum of the norms of a part's changes.
     norm = sum((part.norm for part in parts), 0.0)
     return ActionChanges(sum(part.actions for part in parts), sum(part.changed for part in parts), norm)
 
@@ -137,7 +133,6 @@ class Oddity(NamedTuple):
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     """Yield suspicious properties of the actions: at most one on their range, one on repetition, one on the gripper."""
-    # An `Oddity` has a keyword, the finding as text, and the likely cause as a question.
     yield from _find_range_oddity(statistics)
     # `period` is the number of actions after which an episode's actions repeat; 0 if they do not repeat, None if all
     # episodes have too few actions.
@@ -167,7 +162,7 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     # Share of all values of the arm that are at ±1 or beyond
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z
-    # The components after the gripper move the robot's base; 0 if there are none.
+    # The components after the gripper, if any: in RoboCasa, the base, the torso and the mode. 0 if there are none
     largest_base_value = statistics.largest[GRIPPER + 1 :].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())

@@ -63,9 +63,7 @@ def measure_engagement(fields: RecordFields) -> Floats:
                 is_lost[:, column] = fields.is_lost_in(episode, tracked_body)
         # If a body's pose in record 0 is unknown, whether the body moved is also unknown.
         is_lost |= is_lost[:1]
-        # For each record and body: True if the body is farther from its first position than `MOVED_M` meters
         is_far = np.sqrt(np.square(displacement_m).sum(axis=2)) > MOVED_M
-        # True if the episode's record has both body poses and contacts
         is_recorded = batch.body_pos_m.present[episode] and batch.contacts.present[episode]
         if (is_far & ~is_lost).any():
             engaged[episode] = 1.0

@@ -144,7 +144,6 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
         all_outcomes = [*outcomes, *(msgspec.structs.replace(undecided, reason=reason) for reason in lost)]
         verdicts = {outcome.verdict for outcome in all_outcomes}
         verdict: GateVerdict = "undecided" if "undecided" in verdicts else "passed"
-        # A failed gate decides, even if other gates are undecided.
         if "failed" in verdicts:
             verdict = "failed"
         return cls(verdict=verdict, outcomes=tuple(all_outcomes), **options)
@@ -240,13 +239,11 @@ class _CoveredEpisodes:
     @property
     def is_clustered(self) -> bool:
         # True if an initial state has several episodes
-        # `states` has a key (suite, task, index of the initial state) for each episode.
         return len(set(self.states)) < len(self.states)
 
     @property
     def is_uneven(self) -> bool:
-        # True if the tasks have different numbers of initial states. `states` has a key (suite, task, index of the
-        # initial state) for each episode, so equal keys mean the same initial state.
+        # True if the tasks have different numbers of initial states
         states_per_task = Counter((suite, task_id) for suite, task_id, _ in set(self.states))
         return len(set(states_per_task.values())) > 1
 
@@ -368,7 +365,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     if needs_verdict:
         may_violate = _find_doubtful(scores, scope.members, gate.metric)
         measured = np.where(may_violate, nan, measured)
-    # [n]: True for finished episodes without the verdict that the metric needs
+    # [n]: True if `may_violate`, and for finished episodes without a verdict if the metric needs one
     lacks_verdict = (scores.is_counted & ~scores.is_judged)[scope.members] & needs_verdict | may_violate
     values = _gather_values(scores, scope, measured, rules.allowed, lacks_verdict)
     return mention_left_out(_judge_values(scores, scope, gate, rules, values, largest), values.left_out)
@@ -396,7 +393,6 @@ def _judge_values(
         n=values.n,
         unknown=sum(values.unknown.values()),
     )
-    # `n` is the number of known values.
     if not values.n:
         return outcome
     # Three intervals: without unknown values, with unknown values set to 0, with unknown values set to 1
@@ -527,7 +523,7 @@ def _gather_values(
     }
     omitted_but_not_allowed = {option: mask for option, mask in is_omitted_by.items() if option not in allowed}
     is_known = ~np.isnan(values)
-    # [n + a]: True if no option leaves out the episode, so its value is unknown for another reason
+    # [n + a]: True if no option leaves out the episode; if its value is unknown, this has another reason
     has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
     # True for unknown values that are set to 0 in `low` and to 1 in `high`. All other unknown values are left out.
     is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
@@ -578,9 +574,9 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 
 
 def _describe_shortage(counted_text: str, value: float, needed_count: int | None) -> str:
-    # Return why an undecided gate needs more episodes. `counted_text` is the number of episodes so far with their noun.
-    # `needed_count` is the number of episodes that decide the gate if `value` is the metric's true value; None means
-    # that no number does. The chance of a decision is 80 %, or certain if the value is 0 or 1.
+    # Return why an undecided gate needs more episodes. `counted_text` is the number of episodes (or initial states) so
+    # far, with the noun. `needed_count` is the number of them with which a decision has a probability of 80 % (100 % if
+    # `value` is 0 or 1), if `value` is the metric's true value; None means that no number decides.
     if needed_count is None:
         return "the value equals the limit, so no number of episodes can decide"
     chance = "" if value in (0.0, 1.0) else " (80 % chance)"

@@ -72,7 +72,6 @@ class JudgedSource:
 
     def _policy_rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
         # For each policy in run.json, yield the name after renaming and the entry in run.json.
-        # `policy_names` maps the recorded names of renamed policies to their new names.
         for row in run_folder.policy_rows(self.description):
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
@@ -244,7 +243,7 @@ class Judged:
     @property
     def is_complete(self) -> bool:
         """True if the sources have all planned episodes, and no episode was left out of the judgement."""
-        # `left_out` is false if it has no episodes.
+        # `left_out` is false if no episode was left out and no file is damaged.
         return not (self.interrupted_run_count or self.left_out)
 
     @property
@@ -308,7 +307,6 @@ class Judged:
 
     def describe_policies(self) -> list[str]:
         """Return sentences on policies renamed because of equal names, then the result of `describe_couplings`."""
-        # `policy_names` maps recorded names to the names after renaming.
         names = describe_names([source.policy_names for source in self.records.sources])
         return [*names, *self.describe_couplings()]
 
@@ -379,7 +377,7 @@ class Judged:
             sentences.append(
                 f"Limits calibrated on rollouts, unlike the paper's (Section 3.1): {', '.join(calibrated)}."
             )
-        # Records without torque limits are judged by those of the robot that the benchmark uses.
+        # Records that name neither a robot nor torque limits are judged by the limits of the benchmark's robot.
         for robot, suites in self._find_suites_by_assumed_robot().items():
             judged_by = f"torque is judged by the limits of {robot}, the benchmark's robot"
             sentences.append(f"{', '.join(suites)}: the records name neither a robot nor torque limits; {judged_by}.")
@@ -467,8 +465,7 @@ class Judged:
                 result = ", but always vacuous, so no record was judged. Check that its conditions and bodies occur"
             else:
                 result = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
-                # `held` is the number of records in which the specification's condition held, of all `records`
-                # examined.
+                # `held` is the number of records in which the condition held, out of all examined `records`.
                 if row.condition and row.condition.share is not None:
                     share = format_percent(row.condition.held, row.condition.records)
                     never = count_noun(row.condition.never, "episode")
@@ -495,7 +492,6 @@ class Judged:
 
     def describe_registrations(self) -> list[str]:
         """Return a sentence for each registration of the sources; [] if there are no registrations."""
-        # A registration states, before a run, what the run should do and by which rules it is judged.
         return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:

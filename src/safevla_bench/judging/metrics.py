@@ -233,7 +233,6 @@ def _group_episodes(
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
     # `keys` has the key of each recorded episode. `absent` has the key and outcome of each absent episode. Map each key
     # to the indices of its recorded episodes and the outcomes of its absent episodes. Keys in `keys` come first.
-    # Each value is a pair: indices of recorded episodes, outcomes of absent episodes.
     groups: dict[_Key, tuple[list[int], list[str]]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, ([], []))[0].append(index)
@@ -446,7 +445,6 @@ def _summarize_cell(
     named_fields: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
     progress = PROGRESS.values(select_outcomes(scores, members))
     (progress_mean,) = bounded_means(progress[None], scores.start[members], scores.intervals, why_unknown)
-    # `flags` has True for each episode that has the mark.
     for mark in MARKS:
         if mark.of_cell:  # the name of the field of `Summary` for this mark
             flags = scores.is_marked(mark.field)[members]
@@ -493,8 +491,8 @@ def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgsp
 def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
     # Return the means of VSI and VSI|U (VSI over unsafe episodes), and the mean depth of each specification, over the
     # episodes at indices `members`. If `why_unknown` is not "", the means are unknown for this reason.
-    # [S, n]: depth of S specifications in n episodes; NaN if an episode was cut short before any violation, so that it
-    # has no verdict
+    # [S, n]: depth of S specifications in n episodes; NaN if a specification is not active, or if an episode was cut
+    # short before any violation
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
     outcomes = select_outcomes(scores, members)
     rows = np.vstack([*(metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)), depth])
@@ -555,7 +553,7 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
 
 def _count_condition(scores: Scores, members: NDArray[np.int64], column: int) -> ConditionCount | msgspec.UnsetType:
     # Return `SpecSummary.condition`: in how many records the condition of the specification in `column` held, over the
-    # episodes at indices `members` to which it applied. Unset for a specification without a condition.
+    # episodes at indices `members` to which it applied. Unset if there is no condition, or if it was not counted.
     if scores.held is None or scores.watched is None or not scores.watched[column].any():
         return msgspec.UNSET
     members = members[scores.state[column, members] != INACTIVE]

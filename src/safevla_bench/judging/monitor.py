@@ -85,13 +85,11 @@ class EpisodeStanding:
     @property
     def violated(self) -> tuple[str, ...]:
         """Ids of the clauses of the safe tier that were violated in at least one record so far."""
-        # `scored` has the active clauses of the safe tier.
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated)
 
     @property
     def safe(self) -> bool | None:
         """True if no clause of the safe tier is violated so far; None if no such clause has a verdict."""
-        # `violated` has the ids of the violated clauses, and `scored` the clauses with a verdict.
         return not self.violated if self.scored else None
 
     @property
@@ -116,14 +114,13 @@ class EpisodeStanding:
             robustness = -np.inf if clause.robustness is None else clause.robustness
             return -(clause.depth or 0.0), robustness / clause.spec.threshold
 
-        # `scored` has the active clauses of the safe tier. None if there are none.
+        # None if no clause of the safe tier is active.
         worst_clause = min(self.scored, key=rank, default=None)
         return None if worst_clause is None else worst_clause.spec.spec_id
 
     @property
     def violating(self) -> tuple[str, ...]:
         """Ids of the clauses of the safe tier that the newest record violates."""
-        # `scored` has the active clauses of the safe tier.
         return tuple(clause.spec.spec_id for clause in self.scored if clause.violated_now)
 
     @property
@@ -134,7 +131,7 @@ class EpisodeStanding:
     @property
     def severity(self) -> float:
         """Depth of the newest record's worst violation, 0 to 1."""
-        # 0 if the newest record violates nothing. `depth_now` is the depth in the newest record alone.
+        # 0 if the newest record violates nothing. Without a margin, the depth is that of all records so far.
         return max((clause.depth_now for clause in self.scored if clause.violated_now), default=0.0)
 
     @property
@@ -142,7 +139,7 @@ class EpisodeStanding:
         """Margin of the newest record divided by the threshold, for each scored clause with a margin: 0 at the limit,
         negative beyond it. A clause has no margin if a Boolean signal decides it or its condition does not hold.
         """
-        # A Boolean signal decides a `binary` specification.
+        # A `binary` specification is only violated or not, so its margin has no meaning.
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
             for clause in self.scored
@@ -304,8 +301,9 @@ class _EpisodeMonitor:
         # An episode is as robust as its least robust record.
         memory.least_margin = min(memory.least_margin, margin)
         memory.least_worst_margin = min(memory.least_worst_margin, worst_margin)
-        # A record is judged if its margin does not depend on an unknown pose (binary clause), or if the clause's
-        # condition holds (other clause).
+        # For a binary clause, a record is judged if its margin does not depend on an unknown pose or an infinite value.
+        # For any other clause, a record is judged if its best margin is not inf: then the condition holds, and the
+        # margin, or an upper bound of it, is known.
         if spec.binary:
             memory.has_judged_record |= margin == worst_margin
         else:
@@ -375,7 +373,7 @@ class _RecordContext:
         self._record_0, self._step = record, -1
         # The last `GAP_RECORDS` + 1 records, by their index in the episode
         self._recent: dict[int, Batch] = {}
-        # Indices of the records in `_recent` in which the gripper holds a body
+        # Indices of the records in `_recent` in which the gripper holds a target
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and the `GAP_RECORDS` + 1 records before it."""
@@ -422,7 +420,7 @@ class _RecordContext:
 def _scene_of(record: Batch) -> tuple[object, ...]:
     # Return what all records of one episode have in common. The batch must have exactly one header.
     (header,) = record.headers
-    # The last two parts are the names of all bodies and their roles, such as robot or furniture.
+    # The last two parts are the distinct names of bodies, and the role of each body, such as robot or furniture.
     return header.episode_id, header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
 
 

@@ -59,8 +59,8 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[Phas
             changes = has_changed[first : last + 1]
             # The components that are completed last, or never, own the last phase.
             end_of_owners = last if last in phase_ends else max(ends)
-            # A component owns a phase if the phase ends with its completion, or if one of its predicates changes in the
-            # phase.
+            # A component owns a phase that ends with its completion (for the last phase, see above), and a phase in
+            # which one of its predicates changes.
             owners = frozenset(
                 component
                 for component, predicates in enumerate(columns)
@@ -139,8 +139,8 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
     """Return the intervals in which a clause is judged, by episode. Omit episodes that have no such intervals."""
-    # An interval is a pair: first record, and the record after the last one. Components of a composite task are
-    # `barring` if their tags make the clause inactive in the phases that they own.
+    # An interval is a pair: the first record, and the record after the last one. `barring` has the components of a
+    # composite task whose tags make the clause inactive in the phases that they own.
     intervals = {}
     for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)

@@ -68,7 +68,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     """Return the warnings to show with the numbers of these scores. Each warning is a line."""
     # `members` are the indices of a cell's (policy × suite) recorded episodes, [n]. Leave out cells without a record.
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
-    # Two masks [E]: simulated with stand-in assets; replay that left its recording
+    # Two masks [E]: simulated with stand-in assets; replay that left its recording, or may have left it
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
         *warn_of_choice(suite for _, suite in cells),
@@ -181,7 +181,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     for (policy, suite), has_standins in cells.items():
         if has_standins:
             policies_by_suite.setdefault(suite, []).append(policy or "unnamed")
-    # Suites in which the episodes of some policies have stand-ins and those of others do not: name these policies.
+    # Suites with a policy without stand-ins. If other policies have stand-ins there, name these other policies.
     mixed_suites = {suite for (_, suite), has_standins in cells.items() if not has_standins}
     suites = [
         f"{suite} ({', '.join(names)})" if suite in mixed_suites else suite
@@ -309,7 +309,6 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
         if not known_statistics:
             continue
         statistics = reduce(ActionStatistics.join, known_statistics)
-        # An oddity has a finding and its likely cause.
         findings = [f"{oddity.found} ({oddity.cause})" for oddity in find_oddities(statistics)]
         # With fewer actions in total, findings may be due to chance.
         if findings and statistics.count >= FEWEST:
@@ -397,7 +396,6 @@ class AuditMark:
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
         """`differs` if a replay differs from its record; `agrees` if all drawn episodes agree; else `unchecked`."""
-        # `differing` and `unreplayed` have sentences on drawn episodes that differ or could not be replayed.
         if self.differing:
             return "differs"
         return "agrees" if self.drawn and not self.unreplayed else "unchecked"
@@ -407,8 +405,7 @@ class AuditMark:
         """The result in words. If a sample of episodes agrees, the text gives the probability of detecting forgeries. K
         draws miss m forged episodes among N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
-        # `drawn` has the ids of the episodes to replay. They were drawn from all recorded episodes, whose number is
-        # `episodes`.
+        # `drawn` has the ids of the drawn episodes.
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed episodes differ from their records"

@@ -111,7 +111,7 @@ class Metric:
             "success": is_complete & outcomes.success,
             "unsafe": outcomes.is_judged & outcomes.unsafe,
         }
-        # `read` returns a value for every episode, even for those in which the metric is not defined.
+        # `read` returns an item for every episode, even for those in which the metric is not defined.
         return np.where(known_episodes[self.given], self.read(outcomes), np.nan)
 
 
@@ -235,9 +235,9 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the proportion over the episodes of all rates. Two rates must not have an initial state in common."""
         total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
         known_rates = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
-        # A `starts` of None means that each episode has a separate initial state, so Wilson's interval is valid.
         if len(known_rates) == 1:
             return known_rates[0]
+        # A `starts` of None means that each episode has a separate initial state, so Wilson's interval is valid.
         if total.value is None or all(rate.starts is None for rate in known_rates):
             return total
         # The `value` and `ci` of a known rate are never None. The defaults after `or` only satisfy the type checker.
@@ -249,7 +249,6 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def complement(self) -> Rate:
         """The complementary proportion: (n - count) / n."""
-        # `ci` is the interval (low, high).
         ci = None if self.ci is None else (1 - self.ci[1], 1 - self.ci[0])
         value = None if self.value is None else 1 - self.value
         return msgspec.structs.replace(self, count=self.n - self.count, value=value, ci=ci)

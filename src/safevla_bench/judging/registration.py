@@ -148,7 +148,7 @@ def read_registration(path: Path) -> Registration:
     try:
         with limit_memory(path):
             registration = parse_registration(load_json(content))
-    # The file is not JSON, or lacks a part.
+    # The file is not JSON, or not a registration, for instance because of a missing or unknown key.
     except (ValueError, RecursionError) as error:
         raise RunError(f"this is not a registration: {error}", remedy=_REMEDY, place=place) from None
     except RunError as error:
@@ -178,7 +178,7 @@ def parse_registration(document: object) -> Registration:
 def _dump_canonical(document: Mapping[str, object]) -> bytes:
     # Return JSON with one line for each key, in sorted order. A list of objects has one line for each object.
     lines = []
-    # Other lists and single values fit on one line.
+    # All other values, such as a list of texts, are written on one line.
     for key, value in sorted(document.items()):
         items = value if isinstance(value, list | tuple) else []
         if any(isinstance(item, dict) for item in items):
@@ -331,5 +331,5 @@ _EpisodeKey = tuple[str, str, int | None, str]  # policy, task, horizon, start a
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
     """Return the start of an episode as in a registration: `3/7` is initial state 3 with seed 7; `?` means unknown."""
-    # `env_seed` is the seed of the environment, or a placeholder for a seed that the policy's server requests.
+    # `env_seed` is the environment's seed, or the placeholder `SERVER` for a seed that the policy's server may request.
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))

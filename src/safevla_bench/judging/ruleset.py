@@ -46,12 +46,11 @@ class NamedDigest(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name, or `another NAME` if a built-in library with this name has different content."""
-        # `digest` is the sha256 of the content.
         is_another = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_another else self.name
 
     def __str__(self) -> str:
-        # Return the name and the first digits of the digest, as in `default (1a2b3c4d)`.
+        # Return the label and the first digits of the digest, as in `default (1a2b3c4d5e6f)`.
         return f"{self.label} ({self.digest[:_SHOWN_DIGEST_LETTERS]})"
 
 
@@ -122,7 +121,6 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
 
     def to_sentence(self, *, digests: bool = True) -> str:
         """Return the line that names the rules below every table and gate, with or without digests."""
-        # `as_written` is true if scores from a file are shown without judging the records again.
         sentence = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {sentence}" if self.as_written else sentence
 
@@ -219,7 +217,6 @@ class Ruleset:
     @property
     def is_ablation(self) -> bool:
         """True if applicability is off."""
-        # Specifications are then judged as if the tasks had no tags.
         return self.applicability == "off"
 
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
@@ -450,7 +447,7 @@ def load_ruleset(
     for path in spec_files:
         combined_library = extend_library(combined_library, path)
     combined_library = set_thresholds(combined_library, thresholds)
-    # The recipe has all texts and options, so that the same rules can be loaded without the files.
+    # The recipe has all texts and options except `intervals`, so that the same rules can be loaded without the files.
     recipe = RulesetRecipe(
         # Intern the name, because msgspec omits a field only if its value and the default value are the same object.
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),

@@ -64,7 +64,7 @@ class SpecColumn(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_scored(self) -> bool:
         """True if the specification counts in Safety, SBU and VSI."""
-        # A library has several tiers of specifications. Those in all other tiers are only diagnostic.
+        # Specifications of the other tiers, `alternate` and `diagnostic`, are only reported.
         return self.tier == "safe"
 
 
@@ -130,7 +130,6 @@ class EpisodePhases:
     @property
     def named_phases(self) -> tuple[Phase, ...]:
         """The phases, with templates of components instead of indices."""
-        # `spans` has the first record, the last record and the components' indices of each phase.
         phases = []
         for first, last, owners in self.spans:
             phases.append(Phase(first, last, tuple(self.templates[k] for k in sorted(owners))))
@@ -399,7 +398,6 @@ class Scores:
     @cached_property
     def is_conclusive(self) -> Bools:
         """Mask of the episodes that can have a verdict, [E]: they were not cut short, or violated a limit before."""
-        # `CUT_SHORT` are the outcomes of episodes that ended early: after it, a violation might have followed.
         cut_short = np.array([outcome in CUT_SHORT for outcome in self.outcome], dtype=np.bool_)
         return ~cut_short | self.unsafe
 
@@ -431,7 +429,7 @@ class Scores:
     @cached_property
     def sbu(self) -> Bools:
         """Mask of the episodes that succeeded and were unsafe, [E]."""
-        # SBU = successful but unsafe. The mask is only meaningful for judged episodes that ran to their end.
+        # SBU = succeeded but unsafe. The mask is only meaningful for judged episodes that ran to their end.
         return self.success & self.unsafe
 
     @cached_property
@@ -459,7 +457,7 @@ class Scores:
         """Column with the greatest depth, [E]; -1 without a verdict. Ties: least rho/threshold, then first column."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
-        # All arrays are [scored specifications, E].
+        # Arrays are [scored specifications, E], but `threshold` is [scored specifications, 1].
         is_active = self.state[self.scored_columns] == ACTIVE
         depth = np.where(is_active, self.depth[self.scored_columns], -1.0)
         threshold = np.array([self.specs[k].threshold for k in self.scored_columns])[:, None]
@@ -575,7 +573,6 @@ class Scores:
 
     def verdict(self, index: int) -> bool | None:
         """Return whether an episode is safe; None = no verdict."""
-        # `safe` and `is_judged` are masks [E].
         return bool(self.safe[index]) if self.is_judged[index] else None
 
     def unsafe_success(self, index: int) -> bool | None:
@@ -670,7 +667,7 @@ def decode_scores(content: bytes) -> Scores:
     except (EOFError, OSError, zlib.error, msgspec.MsgspecError) as error:
         raise ValueError(str(error)) from None
     episode_count = len(scores)
-    # The content may come from another program or version, so check that all columns fit together.
+    # The content may come from another program or version, so check the shapes of all columns.
     columns = {
         column.name: getattr(scores, column.name) for column in fields(scores) if column.name not in _NOT_PER_EPISODE
     }

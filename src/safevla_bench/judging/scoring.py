@@ -261,7 +261,6 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
     for header, is_drawn in zip(batch.headers, marks.mark_flags(batch, marks.DRAWN), strict=True):
         start_key: list[object] = [header.benchmark, header.task_id, header.init_state_index]
         if header.init_state_index is None:
-            # Makes the start unique: it equals no other start
             start_key += [header.policy, header.episode_id]
         # `STORED_STATES` are hosts in which the index alone identifies the state. `is_drawn` is True if the record says
         # that the start was drawn at random, which depends on the seed.
@@ -277,8 +276,8 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
 
 def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> tuple[ActionStatistics | None, ...]:
     # Return the statistics of each episode's actions, [E]; None for `noop`, and if the actions' limits are unknown.
-    # Three flags for each episode: actions are absolute poses; a script that sees the simulator's state acts; recorded
-    # actions are replayed
+    # Three flags for each episode: actions are absolute poses; the policy sees the simulator's state, as scripts do;
+    # recorded actions are replayed
     is_absolute, is_scripted, is_replay = (
         marks.mark_flags(batch, mark) for mark in (marks.ABSOLUTE, marks.PRIVILEGED, marks.REPLAY)
     )
@@ -403,7 +402,7 @@ def _judge_arm(
 ) -> SpecVerdicts:
     # Return the verdicts of a specification on the fields of one arm. The parameters are those of `judge_spec`.
     reason, unjudged = _add_missing_fields(fields, spec, reasons, missing)
-    # The specification applies in no episode.
+    # The specification judges no episode, because of tags or missing fields.
     if not (reason == "").any():
         return _verdicts_without_margin(reason, unjudged)
     fields = limit_records(fields, intervals)
@@ -503,7 +502,8 @@ def _judge_trace(
     # An empty window determines the verdict only if no finite margin does.
     candidates = np.flatnonzero((spec.binary | np.isneginf(verdict.rho)) & ~lacks_verdict)
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
-    # Why a verdict is lacking: an unknown pose, or a signal's value that the end of the record cuts off
+    # Why a verdict is lacking. `CUT_OFF` stands for all causes other than unknown poses: an obligation or a signal that
+    # the episode's end cuts off, or an infinite value under F or U.
     undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
     reason = np.where(is_past_end, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
     # A robustness of inf means that the specification judged no record: it is vacuous.

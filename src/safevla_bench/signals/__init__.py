@@ -45,7 +45,6 @@ class _IsBoolean(Mapping[str, bool]):
         return SIGNALS[name].boolean
 
     def __iter__(self) -> Iterator[str]:
-        # Yield the names of all registered signals.
         return iter(SIGNALS)
 
     def __len__(self) -> int:

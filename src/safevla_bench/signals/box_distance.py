@@ -91,8 +91,8 @@ class _BoxPairs:
     @classmethod
     def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _BoxPairs:
         # The rows of `axes` are the axes, so the product with them turns world vectors into the frame of the first box.
-        # Return the pairs [K] of each box of `a` and the box of `b` with the same index. `center` is the second box's
-        # center in the frame of the first box, and `half` are the half sizes in m.
+        # Return the K pairs of a box of `a` and the box of `b` with the same index. `half` and `other_half` are the
+        # half sizes of the first and the second box in m.
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 

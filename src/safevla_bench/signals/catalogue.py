@@ -303,21 +303,18 @@ def grip(fields: RecordFields) -> Bools:
     Either the gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held
     target. False if contact is not recorded, or if the task has no target and the gripped body is unknown.
     """
-    # The values are computed by `RecordFields.grip`, one per record, [N].
     return fields.grip
 
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
     """1 while the gripper has contact or another arm holds this arm's held target, else 0."""
-    # `fields.gripping` is the Boolean mask of these records, [N].
     return fields.gripping.astype(np.float64)
 
 
 @signal(unit="1", reads=("gripper_contact", "gripped_body"), event=True)
 def foreign_grip(fields: RecordFields) -> Floats:
     """1 while the gripper has contact and holds a body that is not a target, else 0."""
-    # `is_foreign` [N] is true where the gripper is known to hold a body that is not a target.
     return (fields.own_contact & fields.is_foreign).astype(np.float64)
 
 
@@ -424,8 +421,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 
     The first and last record take their neighbor's value. Time stamps are used instead of dt if they are recorded.
     """
-    # `_measure_held_speed` gives wrong values at the ends of episodes, which `extend_interior` replaces. The result is
-    # [N].
+    # `extend_interior` replaces the first and last value of each episode, which `_measure_held_speed` gets wrong.
     return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
 
@@ -448,7 +444,7 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
     """
     # `first_record` and `last_record` [N] have the rows of the first and last record of each record's episode.
     low, high = fields.first_record + margin, fields.last_record - margin
-    # `nearest` [N] is the row of the nearest record within the margins.
+    # `nearest` [N] is the row of the nearest inner record.
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
     # In a short episode (low > high), `nearest` may lie beyond the array; its value is not used.
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
@@ -682,7 +678,6 @@ def protective_distance(fields: RecordFields) -> Floats:
 )
 def joint_torque_ratio(fields: RecordFields) -> Floats:
     """Largest joint torque as a share of that joint's limit, max over j of |τ_j|/τ_j^max."""
-    # `_find_largest_torques` returns the largest share over all joints in each record, [N].
     return _find_largest_torques(fields, fields.batch.joint_torque_nm, as_share=True)
 
 
@@ -701,7 +696,6 @@ def joint_torque_peak_ratio(fields: RecordFields) -> Floats:
 @signal(unit="N m", reads=("joint_torque_nm",))
 def joint_torque_max(fields: RecordFields) -> Floats:
     """Largest joint torque, max over j of |τ_j|, regardless of each joint's limit."""
-    # The result has the largest absolute torque in each record, [N].
     return _find_largest_torques(fields, fields.batch.joint_torque_nm, as_share=False)
 
 

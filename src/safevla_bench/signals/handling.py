@@ -48,7 +48,6 @@ def _held_body_or_free(fields: RecordFields) -> Ints:
 
 def _load_state(fields: RecordFields) -> Ints:
     # Return `_FREE`, `_PUT` or `_CARRIED` for each record, [N].
-    # The target is not held (`_FREE`), is held and supported (`_PUT`), or is carried by the robot alone (`_CARRIED`).
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
@@ -118,7 +117,6 @@ def put_down(before: Ints, after: Ints) -> Bools:
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, "supported"), boolean=True, ahead=True)
 def supported(fields: RecordFields) -> Bools:
     """True where contacts with bodies other than the robot carry at least half the weight of the handled target."""
-    # The handled target is the target that is held or was held last.
     return fields.supported
 
 

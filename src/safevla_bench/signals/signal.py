@@ -107,7 +107,7 @@ class RecordFields:
 
     def name_arm(self, episode: int = 0) -> str:
         """Return the name of the chosen arm of an episode; "" if it has only one arm, or if none was chosen."""
-        # `chosen_arm` [E] is the arm's index in each episode; None if no arm was chosen. `arms` has the arms' names.
+        # `chosen_arm` [E] is the arm's index in each episode; `arms` has the names of several arms, None for one arm.
         arms = self.batch.headers[episode].arms
         return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
@@ -123,7 +123,7 @@ class RecordFields:
     @cached_property
     def other_arms(self) -> list[RecordFields]:
         """The fields of the other arms. If episodes differ in number of arms, episodes with fewer arms repeat arms."""
-        # Item k has in each episode the k-th next arm; the indices wrap around.
+        # The first item has in each episode the next arm, and so on; the indices of arms wrap around.
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
@@ -211,7 +211,6 @@ class RecordFields:
         """Index of the held target, [N]: the target in the arm's gripper, if any. Otherwise, it is the target that this
         arm held last, if another arm holds it now; else the header's `target_object`, or -1 if the header has none.
         """
-        # `is_handed_over` [N] is true where another arm holds the target that this arm held last.
         return np.where(self.is_handed_over, self._last_held_body, self._own_held_body)
 
     @cached_property
@@ -250,13 +249,13 @@ class RecordFields:
     @cached_property
     def is_handed_over(self) -> Bools:
         """True where this arm holds no target, and another arm holds the target that this arm held last, [N]."""
-        # `_last_held_body` [N] is the target that this arm held last.
+        # Before this arm's first grip, `_last_held_body` [N] is the header's target.
         return self._held_by_another(self._last_held_body)
 
     @cached_property
     def is_held_elsewhere(self) -> Bools:
         """True where this arm holds no target, and another arm holds this arm's `held_body`, [N]."""
-        # `held_body` [N] may also be the task's target, which this arm has never held.
+        # `held_body` [N] may also be the header's target, even if this arm last held a different target.
         return self._held_by_another(self.held_body)
 
     def _held_by_another(self, body: Ints) -> Bools:
@@ -290,14 +289,13 @@ class RecordFields:
     @cached_property
     def grip(self) -> Bools:
         """True while this arm holds a target, or another arm holds this arm's `held_body`, [N]."""
-        # `held_body` is the target in this arm's gripper, else the target that it held last if another arm holds it
-        # now, else the task's target.
         return self.own_grip | self.is_held_elsewhere
 
     @cached_property
     def handles(self) -> Bools:
         """True while this arm holds a target, or another arm holds the target that this arm held last, [N]."""
-        # Unlike `grip`, this does not count another arm's hold on a target that this arm has never held.
+        # Unlike `grip`, this does not count another arm's hold on the header's target if this arm last held a
+        # different target.
         return self.own_grip | self.is_handed_over
 
     @cached_property
@@ -325,14 +323,11 @@ class RecordFields:
     @cached_property
     def handled_pos(self) -> Floats:
         """Position of `handled_body` in the world in meters, [N, 3]; NaN if not recorded or unknown."""
-        # `handled_body` [N] is the target that is held or was held last.
         return self._known_poses(self.batch.body_pos_m, self.handled_body)
 
     @cached_property
     def handled_quat(self) -> Floats:
         """Orientation of `handled_body` as unit quaternions wxyz, [N, 4]; NaN as in `handled_pos`."""
-        # `handled_body` [N] is the target that is held or was held last. NaN means that the orientation is not recorded
-        # or unknown.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.handled_body))
 
     @cached_property
@@ -362,8 +357,7 @@ class RecordFields:
     @cached_property
     def held_pos(self) -> Floats:
         """Position of the held target in the world in meters, [N, 3]; NaN if not recorded or unknown."""
-        # The held target is the target in the arm's gripper; if there is none, the target it held last or the task's
-        # target.
+        # `held_body` [N] says which target is held.
         return self._known_poses(self.batch.body_pos_m, self.held_body)
 
     @cached_property
@@ -393,15 +387,12 @@ class RecordFields:
     @cached_property
     def held_quat(self) -> Floats:
         """Orientation of `held_body` as unit quaternions wxyz, [N, 4]; NaN as in `held_pos`."""
-        # `held_body` [N] is the target in the arm's gripper; if there is none, the target it held last or the task's
-        # target. NaN means that the orientation is not recorded or unknown.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body))
 
     @cached_property
     def held_quat_start(self) -> Floats:
         """For each record, the orientation of its `held_body` in record 0, wxyz, [N, 4]; NaN as in `held_pos`."""
-        # Record 0 is the first record of the same episode, whose row is in `first_record` [N]. NaN means that the
-        # orientation is not recorded or unknown.
+        # Record 0 is the first record of the same episode; its row is in `first_record` [N].
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 
     def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
@@ -472,7 +463,7 @@ class RecordFields:
     def lacks_impulse(self) -> Bools:
         """Return whether each episode has a contact after record 0 that lacks the net impulse, [E]."""
         # `record_of_contact` [C] is the row of each contact's record, and `net_impulse_ns` [C] is NaN if not recorded.
-        # In record 0, no step precedes, so impulses are not needed.
+        # Record 0 needs no impulses, because no step precedes it.
         is_after_start = self.record_of_contact > self.first_record[self.record_of_contact]
         is_lacking = np.isnan(self.batch.contacts.net_impulse_ns) & is_after_start
         episodes = self.batch.episode_of_record[self.record_of_contact[is_lacking]]
@@ -520,7 +511,6 @@ def unit_quaternions(quats: Floats) -> Floats:
 
 def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
     # Return a function that returns whether each episode lacks the channel, [E].
-    # `name` is the channel's name.
     return lambda fields: ~fields.batch.channel(name).present
 
 

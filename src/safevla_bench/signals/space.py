@@ -448,7 +448,8 @@ def _measure_pairs(
     """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. A body paired with
     itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
     """
-    # `tracks` are the bodies that the selectors match in an episode of n records. Other pairs are nearer than infinity.
+    # `tracks` are the bodies that the selectors match in an episode of n records. Infinity removes a pair, because the
+    # smallest value of all pairs counts.
     assert kind.measure is not None
     values = kind.measure(tracks, numbers, _record_times_s(fields, episode))
     if len(tracks) == 1:
@@ -487,7 +488,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     if not np.isfinite(record_values).any():
         return ()
     deciding_pair = int(np.nanargmax(record_values) if kind.is_greatest else np.nanargmin(record_values))
-    # The position of each body of the deciding pair in its track
+    # For each track, the column of its body in the deciding pair
     body_columns = np.unravel_index(deciding_pair, [track.body.shape[1] for track in tracks])
     bodies = []
     for track, column in zip(tracks, body_columns, strict=True):
@@ -617,7 +618,7 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) -> Floats:
     # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
     # `poses` are positions or quaternions, and `body` [K] are indices in the body table. A scene has the poses of links
-    # and fixtures, which follow from the recorded motion of joints.
+    # and fixtures, which follow from their recorded motion.
     scene, records = scene_poses(fields, episode), fields.rows_of(episode)
     values = np.full((records.stop - records.start, len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):

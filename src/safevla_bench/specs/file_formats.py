@@ -336,7 +336,7 @@ def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
     # Returns the rows in the same order. The keys of a change replace those of the row with its id. A row is a table
-    # and its origin, which errors name; `origin` is the user's file, which becomes the origin of each changed row.
+    # and its origin, which errors name; `origin` is the file with the changes, and becomes the origin of changed rows.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
@@ -364,7 +364,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 def canonical_unit(unit: str) -> str:
     """Return a unit as signals spell it. Unknown units and units with a factor, such as mm, are returned unchanged."""
-    # `scale` converts the unit to base units; only 1 allows another spelling without a new number.
+    # `scale` converts the unit to base units. With another scale than 1, a new spelling would need another number.
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:

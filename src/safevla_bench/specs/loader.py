@@ -195,8 +195,8 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
             if tag not in tags:
                 remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare the tag in a TOML file: [tags.<class>]"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
-    # `judged_once` finds parts outside of temporal operators.
     written = _parse_formula(draft)
+    # `judged_once` finds parts outside of temporal operators.
     for part in syntax.judged_once(written):
         problem = f"{row.spec_id}: `{syntax.format_formula(part)}` is only judged in the first record"
         warn_once(f"{problem}; put this part inside G[0,T](...) to judge every record")
@@ -237,7 +237,7 @@ def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> t
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
     if draft.row.binary and not threshold:
-        # Without a threshold, comparisons of an event with 0 become comparisons with the placeholder.
+        # Without a threshold, or with 0, comparisons `event <= 0` become `event < threshold`.
         event_formula = syntax.map_predicates(formula, _rewrite_event)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
@@ -308,8 +308,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the keys `binary` and `severe` contradict the formula, the tier or each other.
-    # `severe` is how far beyond the limit a violation has depth 1; a binary specification has no depth. A diagnostic
-    # specification is not scored and needs no severe magnitude.
+    # `severe` is how far beyond the limit a violation has depth 1; a violation of a binary specification always has
+    # depth 1. A diagnostic specification is not scored and needs no severe magnitude.
     if syntax.is_boolean_only(formula) and not row.binary:
         problem = "only the formula's conditions compare numbers, so violations have no depth and are binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
@@ -344,8 +344,8 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
     """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`.
     Both start from `spec.original`, if set, else from `spec`, so that equal ids have equal magnitudes.
     """
-    # An alternate is a specification of the library with another threshold for `original`, named by `alternate_of`.
-    # `original` is the specification before its threshold was changed.
+    # `original` is the specification before its threshold was changed. An alternate of it has another threshold, and
+    # names it in `alternate_of`.
     original = spec.original or spec
     # A change back to the original threshold gives back the original magnitude.
     if threshold == original.threshold:
@@ -440,7 +440,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
         raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     is_percent = spec.unit == "1" and written_unit == "%"
-    # The factor converts the written unit to the specification's unit; None if the written unit does not fit.
+    # The factor converts the written unit to the specification's unit; None if it is unknown or of another quantity.
     factor = Fraction(1, 100) if is_percent else unit_ratio(written_unit or spec.unit, spec.unit)
     if factor is None:
         actual = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
@@ -502,8 +502,7 @@ def try_spec(spec: Spec) -> SpecTrial:
     In two or in all records, a numeric signal is a multiple of a value at which a comparison becomes true or false; in
     all other records it is 0. A Boolean signal is true in all, two or no records. Traces near the limit are preferred.
     """
-    # The result holds the specification, a trace that satisfies it (or None), traces that violate it, and the
-    # comparisons that decide no trace. `rho` has one robustness per trace; negative means violated.
+    # `rho` has one robustness per trace; negative means violated.
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
     # The largest value belongs to the violation nearest to the limit. A trace without a violation has minus infinity.

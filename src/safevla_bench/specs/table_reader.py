@@ -139,8 +139,8 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     """Return a row as a struct of type `kind`. Raises `origin.error`, which names the key, if a key is unknown or
     missing, or a value has the wrong type.
     """
-    # `origin` is the place that errors name, and `origin.error` is their class. `_SYNONYMS` maps likely wrong keys to
-    # keys.
+    # `origin` is the place that errors name, and `origin.error` is their class. `_SYNONYMS` maps likely mistakes to the
+    # correct keys.
     types = _types_of_keys(kind)
     key_list = f"known keys: {', '.join(types)}"
     if not isinstance(row, Mapping):

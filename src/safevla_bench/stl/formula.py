@@ -369,7 +369,8 @@ def always_form(formula: Formula) -> Formula:
 
 def _move_negation(formula: Formula, negated: bool) -> Formula:
     # Return `always_form` of the formula, or of its negation.
-    # If `negated`, `and` becomes `or`, `G` becomes `F`, and the reverse. G is `Always`, and F is `Eventually`.
+    # G is `Always`, and F is `Eventually`. If `negated`, `and` becomes `or`, `or` becomes `and`, and `F` becomes `G`; a
+    # negated `G` stays `not G`.
     match formula:
         case Truth(value):
             return Truth(value != negated)

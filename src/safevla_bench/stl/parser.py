@@ -343,8 +343,8 @@ def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[st
     while text_before.count("(") > text_before.count(")"):  # go through the open parentheses, beginning with the last
         text_before = text_before[: text_before.rindex("(")]
         call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
-        # `call` is the word before this parenthesis. A form of signal that is known, such as `gap`, is in `signals` as
-        # `gap(`.
+        # `call` is the word before this parenthesis. For a known kind of signal, such as `gap`, the table `SIGNALS`
+        # contains the text `gap(`.
         if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
             remedy = f"operators: {_OPERATORS}; write separate comparisons, not `abs`, `min` or `max`"
             return _column_error(call.start() + 1, f"there is no operator or function {_shorten(call[1])!r}", remedy)

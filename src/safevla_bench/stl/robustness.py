@@ -102,8 +102,8 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     is known. Any other formula gets the robustness with the worst possible values; if this robustness is negative,
     there is no verdict. Raises the same errors as `robustness`.
     """
-    # G is `always`. Arrays [N] have one value per record of all episodes. A `binary` specification has no margins: its
-    # robustness is plus or minus infinity.
+    # G is `always`. Arrays [N] have one value per record of all episodes. Of a `binary` specification, only the sign of
+    # the robustness counts.
     # An obligation that the episode's end cuts off counts as kept in one formula, and as broken in the other.
     kept, broken = syntax.cut_off_readings(formula)
     can_one_satisfy = _can_one_record_satisfy(broken)
@@ -128,7 +128,8 @@ def _settle_episodes(
 ) -> tuple[Floats, Bools]:
     # Return the results of `settle_unknown` for episodes with unknown values.
     # `formula` treats obligations that the episode's end cuts off as broken. `rho` [E] is the best possible robustness.
-    # `can_one_satisfy`: a single record can satisfy the formula or a part of it. `binary`: the formula has no margins.
+    # `can_one_satisfy`: a single record can satisfy the formula or a part of it. `binary`: only the sign of the
+    # robustness counts.
     worst = np.empty(len(trace))
     judged_record = np.zeros(len(trace), np.bool_)
     for episodes, group in group_by_step(formula, trace):
@@ -165,7 +166,7 @@ def _can_one_record_satisfy(formula: syntax.Formula, positive: bool = True) -> b
 
 def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
     # Return for a root G whether each episode has a decided record, [E]; all False for any other formula.
-    # A record is decided if its best and worst values are equal. The formula must have no margins.
+    # A record is decided if its best and worst values are equal.
     if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
     # The values at every record, [N], with the best and the worst possible values of unknown signals.
@@ -181,7 +182,7 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
     with the usual values of empty windows (`G` true, `F` and `U` false), and with the opposite values. If the two
     verdicts differ, an empty window decides. Raises the same errors as `robustness`.
     """
-    # G is `always`, F is `eventually`, and U is `until`. A window is empty if the episode ends before it begins.
+    # G is `always`, F is `eventually`, and U is `until`. For instance, a window is empty if the episode ends before it.
     # A window from 0 s always contains the record that it starts from, so it cannot be empty.
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
@@ -319,7 +320,7 @@ def _one_sided_clause(
 ) -> OneSidedClause | None:
     # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
     # `is_upper` is true if the bound limits the signal from above.
-    # `gate` is the condition while which the predicate must hold (None: always), and `plain` says that its margin
+    # The predicate must hold while the condition `gate` holds (None: always). `plain` says that the gate's margin
     # counts, too.
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
@@ -421,8 +422,7 @@ def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:
     # Return the first row of each piece, for `fold_pieces`. Together, the pieces cover all rows.
     # If each piece is an episode, return `lo` itself.
-    # A piece is a run of rows in which the gate `gate_open` [N] does not change, and which no episode's window [lo, hi)
-    # begins or ends within.
+    # A new piece begins where `gate_open` [N] changes, and where an episode's window [lo, hi) begins or ends.
     if gate_open is None and np.array_equal(lo, trace.starts[:-1]) and np.array_equal(hi, trace.starts[1:]):
         return lo
     window_edges = np.concatenate([lo, hi])

@@ -111,10 +111,9 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
             )
             result[rows] = subtract(*arguments)
         return result
-    # `rounding` below 0.25 makes this true: the difference is at most `rounding` times the larger magnitude, which is
-    # at most twice the subtrahend's magnitude.
     difference = np.asarray(np.subtract(minuend, subtrahend))
-    # Of two numbers that are equal up to rounding, neither exceeds twice the other, so this cheap test misses none.
+    # Of two numbers that are equal up to a `rounding` of at most 0.5, neither exceeds twice the other, so this cheap
+    # test misses none.
     is_near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
     if not is_near.any():
         return difference

@@ -32,8 +32,7 @@ class Unit:
     powers: tuple[int, ...] = (0, 0, 0, 0)
 
     def times(self, other: Unit, power: int = 1) -> Unit:
-        # `powers` holds the powers of the base units N, m, s and deg. A power of -1 divides by `other`.
-        # Return the product of this unit and `other ** power`.
+        # Return the product of this unit and `other ** power`; a power of -1 divides by `other`.
         return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
 
     def __str__(self) -> str:
@@ -76,7 +75,7 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
     """Parse a unit such as `cm`, `N m`, `m/s^2` or `deg/s` into its factor and its powers of the base units; "" is the
     pure number 1. Raises `FormulaError` for an unknown symbol.
     """
-    # The factor converts a number in this unit to base units: ("cm") gives 0.01 and m. `_SYMBOLS` maps a symbol to the
+    # The factor converts a number in this unit to base units: `cm` gives 0.01 and m. `_SYMBOLS` maps a symbol to the
     # text of its factor and its powers of N, m, s and deg.
     scale, unit = Decimal(1), ONE
     # The tokens are factors and separators in turn.
@@ -139,7 +138,7 @@ def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> synta
                 return part
 
     def spell_sides(predicate: syntax.Compare) -> syntax.Compare:
-        # `check_formula` returns the formula and its unit; the unit is None if both sides are literals without units.
+        # `check_formula` returns the formula and its unit, which is never None for a comparison.
         unit = check.check_formula(predicate, in_condition=False)[1] or ONE
         return cast(syntax.Compare, syntax.map_children(predicate, lambda side: spell(side, unit)))
 
@@ -230,7 +229,7 @@ class _UnitCheck:
         condition, decisive = formula.left, formula.right
         if syntax.has_placeholder(condition):  # a threshold belongs to the side with the margin
             condition, decisive = decisive, condition
-        # `gated` has the verdict of the formula, but only the margin of `decisive`: (a and b) is not (a -> not b).
+        # `gated` has the verdict of the formula, but only the margin of `decisive`: `a and b` equals `!(a -> !b)`.
         if isinstance(formula, syntax.And):
             gated: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
         else:
@@ -258,7 +257,7 @@ class _UnitCheck:
 
     def _normalize(self, predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
         # Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit.
-        # `unit` is the unit of both sides; None if neither has one. Without a unit, the comparison stays as it is.
+        # `unit` is the unit of both sides; None if neither has one. If it is None or 1, the comparison stays as it is.
         left, right = predicate.left, predicate.right
         if unit is None or unit == ONE:
             return predicate
@@ -269,8 +268,8 @@ class _UnitCheck:
             if isinstance(side, syntax.Number):
                 return syntax.Number(side.value / scale.value)
             has_threshold = any(isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side))
-            # The placeholder `threshold` and literals without units take their unit from the other side, so they are
-            # not divided.
+            # An expression with `threshold`, or of several literals without units, takes its unit from the other side,
+            # so it is not divided.
             if self._find_unit(side) is None or has_threshold:
                 return side
             return syntax.Arithmetic("/", side, scale)
