@@ -121,8 +121,10 @@ def test_a_replay_of_a_script_that_leaves_the_gripper_is_sane(tmp_path):
     assert warn_of_scores(run.scores) == warn_of_scores(replayed.scores) == ()
 
 
-def test_an_arm_may_rest_while_its_base_drives():
+@pytest.mark.parametrize("mode", [-1, 0, 1])
+def test_an_arm_may_rest_while_its_base_drives(mode):
     actions = np.zeros((20, 12))
+    actions[:, 11] = mode
     actions[:, 7] = np.linspace(0, 1, 20)
     assert [odd.about for odd in find_oddities(measure_actions(actions, grips=False))] == []
     actions[:, 7] = 0

@@ -177,6 +177,7 @@ def test_a_binary_rule_may_have_its_threshold_in_a_condition(
             "m/s",
             "column 3: there is no operator or function 'globally'",
         ),
+        ("G(tilt(held < threshold))", "deg", "column 13: '<' is not expected"),  # `tilt` is a function
         ("G(abs(position_x(eef)) < threshold)", "m", "there is no operator or function 'abs'"),
         ("G(grip implies eef_speed < threshold)", "m/s", "'implies' is not an operator\n  write ->"),
         ("G(eef_speed < 0.5 AND eef_speed < threshold)", "m/s", "'AND' is not an operator\n  write and"),

@@ -168,7 +168,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     options.refuse_given(["across", "unpaired", "allow_crashed", "full"], reason)
     results = _load_results(sources, policies, join=False)  # `compare_changes` needs each source separately
     changes = perturbation.compare_changes(results, confidence)
-    notes = list(dict.fromkeys(comparison_warnings(results, 0, paired=True)))
+    notes = list(dict.fromkeys(comparison_warnings(results, left_out=0, paired=True)))
     simulator_note = describe_simulators(dict(_list_simulators(results)))
     notes += [simulator_note] if simulator_note else []
     table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))

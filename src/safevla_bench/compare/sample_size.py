@@ -79,7 +79,8 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     def _assumption(self) -> str:
         # Returns the part of a sentence that says how the outcomes are assumed to vary between tasks and pairs.
         request = self.request
-        # `discordant` is the share of pairs of episodes in which the policies have different outcomes.
+        # `discordant` is the share of pairs of episodes in which the policies have different outcomes. The request's
+        # share is None if the user did not state one; then the plan's share follows from independent outcomes.
         spread_text = f"varies between tasks by {format_compact(100 * request.task_spread)} points (standard deviation)"
         effect_text = f"the difference {spread_text if request.task_spread else 'is the same in each task'} and "
         note = "" if request.discordant else " (for independent outcomes; to change this, --assume discordant=SHARE)"

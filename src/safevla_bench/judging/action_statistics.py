@@ -15,6 +15,7 @@ from safevla_bench.text import format_percent
 from safevla_recorder.episode import Floats
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
+ROBOCASA_MODE = 11  # index of the component that is above 0 to move RoboCasa's base, else the arm
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
 """Number of components of an action, by host: six for the arm, one for the gripper, then others. All are in [-1, 1].
 
@@ -162,8 +163,9 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     # Share of all values of the arm that are at ±1 or beyond
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z
-    # The components after the gripper, if any: in RoboCasa, the base, the torso and the mode. 0 if there are none
-    largest_base_value = statistics.largest[GRIPPER + 1 :].max(initial=0.0)
+    # The components after the gripper, if any: in RoboCasa, the base and the torso. 0 if there are none. The mode is ±1
+    # and moves nothing.
+    largest_base_value = statistics.largest[GRIPPER + 1 : ROBOCASA_MODE].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())
         finding = (

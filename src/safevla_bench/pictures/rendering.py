@@ -174,7 +174,8 @@ class _EpisodeRenderer:
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
         """Return a shot's frame and JPEG file. The shot's index `number` makes file names of violations unique."""
-        # `self.record` is a batch with only this episode; `self.size` is height and width [pixels].
+        # `self.record` is a batch with only this episode, and `shot.record` the index of one of its records.
+        # `self.size` is height and width [pixels].
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)

@@ -380,8 +380,10 @@ class DelayedPolicy:
     @property
     def looks_next(self) -> bool:
         """Whether the next `act` may query the policy, and so may need the images of its observation."""
-        # `act` queries the policy again only after the answer to the last query has arrived.
+        # `_answer` is the answer to the last query if it has not been used yet; it arrives at the step `_due_step`.
+        # `act` queries again once it has arrived or, without a waiting answer, when few actions are left.
         may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
+        # Only a `SelectivePolicy` says whether it needs the next images; any other policy may always need them.
         return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property

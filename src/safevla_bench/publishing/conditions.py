@@ -85,13 +85,15 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     """Return policy -> reason why the policy has no rank: an official suite with changed starts or protocol."""
     reasons: dict[PolicyName, dict[str, None]] = {}  # the inner dictionary is a set of reasons that keeps their order
     for source, policy, notes, absent in _iterate_policies(judged):
-        # Each note has the facts about one episode. Only suites with the name of an official suite matter.
+        # Each note has the facts about one recorded episode; `absent` has the episodes without a record. Only suites
+        # with the name of an official suite matter.
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
             continue
         changed_values = preset_differences(source.protocol or {})
         if changed_values:
             reason = f"values of its protocol differ from the preset ({', '.join(changed_values)})"
+        # A replay starts where its recorded episodes started, whatever starts were planned.
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
             reason = "its starts are not the official ones"
         else:

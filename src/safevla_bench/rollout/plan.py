@@ -63,7 +63,7 @@ def plan_episodes(
     max_steps: int | None = None,
     recorded: RecordedEpisodes | None = None,
 ) -> tuple[PlannedEpisode, ...]:
-    """Return the planned episodes, ordered by policy, task and episode.
+    """Return the planned episodes of each policy under the protocol `rules`, ordered by policy, task and episode.
 
     `episodes` sets the number of episodes per task: an integer; None = the benchmark's number; `protocol` = the
     protocol's number, else the benchmark's. With `protocol`, a task with one initial state and one episode in the
@@ -91,6 +91,7 @@ def plan_episodes(
                 policy_seed=found_start.policy_seed,
                 horizon=_task_horizon(task, rules, max_steps),
                 stop_at_success=rules.stop_at_success,
+                # With such an `env_seed`, the policy's server chooses the seed, unless a search has found the start.
                 seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
             )
             _require_64_bits(planned)

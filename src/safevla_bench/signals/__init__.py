@@ -44,6 +44,9 @@ class _IsBoolean(Mapping[str, bool]):
         # Raises KeyError for an unknown name, as a mapping must.
         return SIGNALS[name].boolean
 
+    def __contains__(self, name: object) -> bool:
+        return name in SIGNALS  # also for a kind of signal, such as `gap(`, which has no value here
+
     def __iter__(self) -> Iterator[str]:
         return iter(SIGNALS)
 

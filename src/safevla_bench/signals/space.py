@@ -628,7 +628,7 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) ->
             body_poses = pose.position if poses.size == 3 else pose.quaternion
         if body_poses is not None:
             values[:, column] = body_poses
-        if fields.has_lost_poses:
+        if fields.has_lost_poses:  # a record may mark a pose as unknown; its numbers then mean nothing
             values[fields.is_lost_in(episode, index), column] = np.nan
     return values
 

@@ -187,6 +187,7 @@ def select_record(batch: Batch, t: int) -> Batch:
     record = t % int(batch.starts[-1])  # -1 becomes the index of the last record
     contacts, single = batch.contacts, single_channels(batch, 0)
     first, end = int(contacts.starts[record]), int(contacts.starts[record + 1])
+    # `contacts.take` makes contacts of one record, from the slice of its rows and their first and last index.
     # `SINGLE` names the channels that were stored as float32, for which comparisons have a larger tolerance.
     left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
     return replace(
@@ -194,7 +195,7 @@ def select_record(batch: Batch, t: int) -> Batch:
         starts=np.array([0, 1], dtype=np.int64),
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
         extra=(add_header_field({}, SINGLE, sorted(single)) if single else {},),
-        **batch_channels(
+        **batch_channels(  # by a function for channels of numbers, and one for poses of bodies
             lambda spec: _ABSENT if spec.name in left_out else _channel_at_record(batch.channel(spec.name), record),
             lambda spec: replace(
                 batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, record)

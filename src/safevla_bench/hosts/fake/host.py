@@ -550,7 +550,7 @@ def _box_shape(name: str, part: int) -> Shape:
 def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
     # Returns the mask [H, W] of the pixels that a body's square covers; x points up and y points right.
     # The square has the center `pos_m` [3] and half the side length `half_m`. `size` is (H, W). The picture's height
-    # corresponds to `distance_m` in a close-up, which has a `lookat_m`, and to `WIDTH_M` otherwise.
+    # shows this many meters: the camera's `distance_m` if it looks at a point (`lookat_m`), else the world's `WIDTH_M`.
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

@@ -122,6 +122,7 @@ def check_files(run: Path) -> list[Finding]:
     archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     # Raw records are single files of episodes that were not packed into an archive.
     is_raw = parts.has_raw(run) and not archive
+    # The finding for raw records; `wanted=False`: it leaves the verification decided, although it is not a check.
     undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
     try:
         changed_parts = [] if is_raw else list(parts.changed_parts(run))

@@ -351,7 +351,7 @@ class RunFields(msgspec.Struct):
 
 
 def _resolve_suite(suite: str) -> str:
-    """Return the official suite with this name or file name, which no file may replace; `suite` if there is none."""
+    """Return the official suite whose name, or whose task file's name, `suite` is; `suite` if there is none."""
     # A suite may be the path of a folder of task files, or of one file in such a folder.
     for path in (Path(suite), Path(suite).parent):
         official_name = find_official_name(path.name)

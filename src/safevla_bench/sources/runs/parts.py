@@ -227,7 +227,7 @@ def _row_paths(folder: Path) -> dict[int, Path]:
 
 
 def _read_row(path: Path) -> RawEpisode:
-    # Returns a finished episode from its file in `raw/`.
+    # Returns a finished episode (its "row" of the run) from its JSON file in `raw/`, which holds this episode only.
     try:
         return decode_input(path, partial(decode_json, kind=RawEpisode))
     except FileNotFoundError:  # another process may have removed it; the row is not damaged
