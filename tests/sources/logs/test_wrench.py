@@ -10,9 +10,9 @@ from scipy.spatial.transform import Rotation
 
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources.logs.names import decide_forces
+from safevla_bench.sources.logs.names import decide_forces, find_force_unit
 from safevla_bench.trajectory.batch import Batch
-from sources.logs.log_files import FPS, problem, read, save_mapping, write_dataset
+from sources.logs.log_files import FPS, problem, read, save_mapping, write_dataset, write_mcap
 
 TEXT = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nquaternion_order = "wxyz"\n[wrench]\nfrom = "ft"\n'
 BIAS, MASS = np.array([3.0, -2.0, 7.0]), 1.2
@@ -143,13 +143,89 @@ def test_what_cannot_be_tared_is_asked_for(tmp_path):
         ("torque_x torque_y torque_z force_x force_y force_z", [3, 4, 5]),
         ("wrench.force.x wrench.force.y wrench.force.z wrench.torque.x wrench.torque.y wrench.torque.z", [0, 1, 2]),
         ("Fx Fy Fz", [0, 1, 2]),
+        ("tx_Nm ty_Nm tz_Nm fx_N fy_N fz_N", [3, 4, 5]),
+        ("x y z", [0, 1, 2]),
     ],
 )
 def test_names_decide_which_numbers_are_forces(names, places):
     assert decide_forces(names.split(), len(names.split())) == places
 
 
-@pytest.mark.parametrize("names", ["", "a b c d e f", "torque_x torque_y torque_z"])
-def test_six_numbers_without_such_names_are_asked_for(names):
+# The rule: names that say another quantity are never read as forces.
+@pytest.mark.parametrize(
+    "names",
+    ["", "a b c d e f", "torque_x torque_y torque_z", "tx_mNm ty_mNm tz_mNm", "vx vy vz", "pos_x pos_y pos_z",
+     "x_mm y_mm z_mm"],
+)  # fmt: skip
+def test_numbers_whose_names_say_no_force_are_asked_for(names):
     with pytest.raises(ValueError, match="which three numbers"):
         decide_forces(names.split(), len(names.split()) or 6)
+
+
+# The rule: a number whose name says another unit or quantity is converted as the mapping says, or refused.
+@pytest.mark.parametrize(
+    ("names", "answer", "factor"),
+    [
+        ("fx_kN fy_kN fz_kN", "scale = 1000", 1000.0),
+        ("force_x[lbf] force_y[lbf] force_z[lbf]", "scale = 4.44822", 4.44822),
+        ("Fx(mN) Fy(mN) Fz(mN)", "scale = 0.001", 0.001),
+        ("fx_mV fy_mV fz_mV", "scale = 20", 20.0),
+        ("fx_kg fy_kg fz_kg", "scale = -9.80665", -9.80665),
+        ("fx_lb fy_lb fz_lb", 'unit = "N"', 1.0),
+    ],
+)
+def test_a_unit_of_forces_in_names_is_refused_without_a_scale_that_fits(tmp_path, names, answer, factor):
+    features = {
+        "eef": {"dtype": "float64", "shape": [7], "names": None},
+        "ft": {"dtype": "float64", "shape": [3], "names": names.split()},
+    }
+    folder = write_dataset(tmp_path / "d", [{"eef": hand(), "ft": np.ones((N, 3))}], features=features)
+    tared = f"{TEXT}tare = [0, 0, 0]\n"
+    for scale in ("", "scale = 1.0\n", "scale = 0.5\n" if factor == 1000 else "scale = -1\n"):
+        save_mapping(folder, tared + scale)
+        assert "the names say" in problem(folder)
+    save_mapping(folder, f"{tared}{answer}\n")
+    assert read(folder)[0].channel("wrist_force_n").episode_rows(0)[0] == pytest.approx([factor] * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "factor"),
+    [
+        ("tau_mNm", "mnm", "0.001"), ("torque [lbf·in]", "lbfin", "0.112985"), ("torque N·mm", "nmm", "0.001"),
+        ("j1 [A]", "[a]", ""), ("joint1_mA", "ma", ""), ("torque [%]", "%", ""), ("j1_current", "current", ""),
+        ("observation.torque.kgf-cm", "kgfcm", "0.0980665"), ("shoulder.pos", "pos", ""), ("ft_lb_x", "ftlb", ""),
+        ("/current_joint_states", "", ""), ("A1", "", ""), ("LB_hip", "", ""), ("tau1_Nm", "", ""), ("N·m", "", ""),
+    ],
+)  # fmt: skip
+def test_units_of_forces_and_torques_are_found_in_names(name, unit, factor):
+    assert find_force_unit([name]) == (unit, factor)
+
+
+def test_forces_of_several_units_are_refused():
+    with pytest.raises(ValueError, match="several units"):
+        find_force_unit(["fx_N", "fy_kN"])
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "words"),
+    [
+        ({"name": ["j1", "j2"], "effort": [1.0, 2.0]}, "", ""),
+        ({"name": ["j1_mNm", "j2_mNm"], "effort": [1.0, 2.0]}, "", "scale = 0.001"),
+        ({"current": [1.0, 2.0]}, 'field = "current"\n', "say 'current'"),
+        ({"name": ["j1", "j2"], "position": [1.0, 2.0]}, 'field = "position"\n', "say 'position'"),
+        ({"data": {"j1_mA": 1.0, "j2_mA": 2.0}}, "", "say 'ma'"),
+        ({"data": {"j1_mA": 1.0, "j2_mA": 2.0}}, "scale = 0.1\n", ""),
+    ],
+)
+def test_a_unit_of_torques_in_messages_is_refused_without_a_scale(tmp_path, message, more, words):
+    write_mcap(tmp_path / "take.mcap", [("/j", 5 + 0.1 * k, message) for k in range(9)])
+    save_mapping(tmp_path, f'[episode]\nsuccess = true\n[torque]\nfrom = "/j"\nlimits_nm = [9, 9]\n{more}')
+    assert words in problem(tmp_path) if words else isinstance(read(tmp_path)[0], Batch)
+
+
+@pytest.mark.parametrize("names", [("tx", "ty", "tz"), ("pos_x", "pos_y", "pos_z")])
+def test_torques_and_positions_in_a_message_are_no_forces(tmp_path, names):
+    message = {"data": dict.fromkeys(names, 1.0)}
+    write_mcap(tmp_path / "take.mcap", [("/j", 5 + 0.1 * k, message) for k in range(9)])
+    save_mapping(tmp_path, '[episode]\nsuccess = true\n[wrench]\nfrom = "/j"\ntare = [0, 0, 0]\n')
+    assert "which three numbers" in problem(tmp_path)

@@ -328,6 +328,10 @@ def read_episodes(
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
+    for part, columns in mapping.sources.items():
+        names = dataset.features[columns.source].number_names
+        if isinstance(columns, mappings.Columns):
+            columns.require_scale(part, [names[index] for index in indices[part]] if names else [])
     # The mapping may state the success, or name the feature with it; else the usual feature is read.
     success_source = mapping.episode.success
     if isinstance(success_source, str):

@@ -62,6 +62,30 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     index: tuple[Count, ...] | None = None
     scale: float = 1.0  # factor that converts the numbers to the record's unit
 
+    def require_scale(self, part: str, names: Sequence[str]) -> None:
+        """Raise `RecordError` if `names`, field or source say that forces or torques have another unit, or are another
+        quantity, and neither `scale` nor `unit` answers this.
+        """
+        # `names` are the names of the numbers, or [].
+        base = {"wrench": "N", "torque": "N m"}.get(part.partition(".")[0])
+        if base is None:  # other parts have no unit
+            return
+        try:
+            units = [naming.find_force_unit(texts) for texts in (names, [self.field or ""], [self.source])]
+        except ValueError as question:
+            listed = escape_controls(", ".join(names))
+            refuse_field(str(question), f"Convert the numbers to one unit. Their names are: {listed}.", part)
+        unit, factor = next((found for found in units if found[0]), ("", ""))
+        remedy = f"Under [{part}], write `scale = {factor}`, which converts them to {base}."
+        if not factor:
+            stated = f'`unit = "{base}"` if the numbers are in {base}'
+            remedy = f"Under [{part}], write the factor to {base} as `scale`, or {stated}."
+        # A `scale` may include more than the unit, such as a gear ratio, but should enlarge numbers of a larger unit.
+        size = abs(self.scale)
+        is_open = (size - 1) * (float(factor) - 1) <= 0 if factor else size == 1 and getattr(self, "unit", None) is None
+        if unit and is_open:
+            refuse_field(f"the names say {unit!r}, but `scale` is {self.scale:g}", remedy, part)
+
 
 class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pose: position and, if known, orientation."""
@@ -192,6 +216,7 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tare: tuple[float, float, float] | None = None
     """Force without contact [N] (less the tool's weight if `mass_kg` is given); None = measured at rest."""
+    unit: Literal["N"] | None = None  # confirms that the numbers are forces in N, though a name may give another unit
     tare_s: Positive = 1.0  # the tare is the mean over the first interval of this length [s] with a still hand
     mass_kg: Positive | None = None  # mass of the tool beyond the sensor; its weight is subtracted from forces
 

@@ -154,8 +154,11 @@ class NumberTaker(Taker):
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
             if self.part.partition(".")[0] == "wrench" and names and not is_chosen:
-                with suppress(ValueError):  # a wrong number of forces raises an error later
+                try:
                     self.seen[names] = decide_forces(names, len(numbers))
+                except ValueError as question:
+                    remedy = f"Choose them by `names`. The names are: {escape_controls(', '.join(names))}."
+                    refuse_field(f"{self.topic}: {question}", remedy, self.part)
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
@@ -246,6 +249,7 @@ class NumberTaker(Taker):
                 hint = f"The message has: {self.fields}."
             remedy = f"Write the location of the numbers as `field`. {hint}"
             refuse_field("no message has the mapped numbers", remedy, self.part)
+        self.columns.require_scale(self.part, self.columns.names or self.find_order())
 
 
 @dataclass

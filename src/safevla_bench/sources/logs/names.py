@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,7 +31,8 @@ _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_KINDS` maps words to kinds of quantities. `_UNITS` maps words to units.
 # `_UNITS_AFTER_AXES` maps words that are units only after an axis or after the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
-_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES = (
+# `_FORCE_UNITS` maps words that are units of forces and torques to their factor, as text.
+_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
 )
@@ -59,7 +60,9 @@ class PoseLayout(NamedTuple):
 
 
 _Group: TypeAlias = frozenset[str]  # the words of a name that give neither a kind of quantity nor an axis
-_FORCE_PATTERN = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
+# The end of a name may be a unit, as in `fx_N` and `torque_x [N·m]`; the first group is the axis.
+_FORCE_END = r"([xyz])(?:[\W_]+[km]?n(?:[\W_]*[cm]?m)?[\W_]*|[\W_]+(?:kg|lb|oz)f?[\W_]*)?$"
+_FORCE_PATTERN = rf"(?:^|[^a-z])f(?:orces?)?[^a-z]*{_FORCE_END}"
 
 
 class _NamedSet(NamedTuple):
@@ -106,6 +109,25 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
         question = "which unit do the numbers have? Their names give several units"
         raise ValueError(f"{question}; convert the numbers to one unit")
     return name_units.pop() if name_units else ""
+
+
+def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
+    """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). Words
+    for other quantities count, such as `pos`. ("", "") = N, N·m or no unit. Raises `ValueError` if units differ.
+    """
+    units: set[tuple[str, str]] = set()
+    for name in names:
+        # Letters that follow each other, such as `mNm`, are one word; `[A]` is one, too.
+        words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", name.lower())]
+        last = next((word for word in reversed(words) if word not in _AXES), "")
+        # In `current_state` and `LB_hip`, the first word is not a unit.
+        known = [word for word in words if word in _FORCE_UNITS and (word == last or _FORCE_UNITS[word] != "?")]
+        pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
+        unit = (pairs or known or [""])[0]
+        units.add((unit, _FORCE_UNITS.get(unit, "").strip("?")))
+    if len(units) > 1:
+        raise ValueError("which unit do the numbers have? Their names give several units")
+    return units.pop() if units else ("", "")
 
 
 def _may_precede_unit(word: str) -> bool:
@@ -160,7 +182,7 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
     for index, name in enumerate(names):
         group, kind, axis = _parse_name(name)
         # Next to forces, names that end in `tx`, `ty` or `tz` are torques, not translations.
-        is_torque = has_forces and re.search("t[xyz]$", name.lower())
+        is_torque = has_forces and re.search(f"t{_FORCE_END}", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
     # If names give no kind of quantity, or only "rotation", a set with four axes is a quaternion.
@@ -549,8 +571,14 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not determine them."""
     if forces := find_forces(names):
         return forces
-    # Three numbers without names, or with only the axes, are the forces, unless a name says torque.
-    if size == 3 and not any(re.search("torque|moment|[tm][xyz]$", name.lower()) for name in names):
+    # Three numbers without names, or with only the axes, are the forces, unless a name says another quantity.
+    is_other = any(
+        re.search(f"torque|moment|[tm]{_FORCE_END}", name.lower())
+        or not (re.search("f(?:orces?)?[^a-z]*[xyz]|force|wrench", name.lower()) or _parse_name(name)[1] == "")
+        or not {"mm", "cm", "deg", "rad"}.isdisjoint(_UNITS.get(word) for word in _split_words(name))
+        for name in names
+    )
+    if size == 3 and not is_other:
         plain_axes = [_parse_name(name)[2] for name in names]
         if not any(plain_axes):
             return [0, 1, 2]
