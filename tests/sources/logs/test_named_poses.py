@@ -12,6 +12,7 @@ from sources.logs.log_files import problem, read, save_mapping, write_mcap
 TURN = Rotation.from_euler("xyz", [0.3, -0.2, 0.9])
 X, Y, Z, W = TURN.as_quat().tolist()
 TEXT = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n'
+STATED = 'position = [0, 1, 2]\nrotation = [3, 4, 5]\nrotation_form = "rpy"\n'
 FLAT = {"x": 0.1, "y": 0.2, "z": 0.3}
 
 
@@ -148,12 +149,32 @@ def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, messa
         ({"x_μm": 0.1, "y_μm": 0.2, "z_μm": 0.3}, "", "the unit 'um'"),
         ({"x_mi": 0.1, "y_mi": 0.2, "z_mi": 0.3}, "", "the unit 'mi'"),
         ({"pos_dm": FLAT}, 'field = "pos_dm"\n', "the unit 'dm'"),
+        *(
+            ({f"{axis}_{unit}": 0.1 for axis in "xyz"}, "", words)
+            for unit, words in [
+                ("thou", "the unit 'thou'"),
+                ("mil", "the unit 'thou'"),
+                ("Å", "'angstrom'"),
+                ("hm", "unit 'hm'"),
+                ("µ", "the unit 'um'"),
+                ("[m/s]", "unit 'm/s'"),
+                ("m_s", "unit 'm/s'"),
+                ("pixels", "the unit 'pixel'"),
+                ("[%]", "numbers is '%'"),
+                ("(foo)", "numbers is 'foo'"),
+                ("mm_m", "several units"),
+            ]
+        ),
+        ({**FLAT, "roll_rev": 1, "pitch_rev": 1, "yaw_rev": 1}, "", "the unit 'rev'"),
+        ({**FLAT, "roll[deg/s]": 1, "pitch[deg/s]": 1, "yaw[deg/s]": 1}, STATED, "the unit 'deg/s'"),
+        ({**FLAT, "roll_gon": 1, "pitch_gon": 1, "yaw_gon": 1}, "", "the unit 'gon'"),
         ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "The names say 'deg'"),
         ({**FLAT, "roll_deg": 1, "pitch_deg": 1, "yaw_deg": 1}, 'angle_unit = "rad"\n', "in the names is 'deg'"),
         ({**FLAT, "roll_mrad": 1, "pitch_mrad": 1, "yaw_mrad": 1}, "", "the unit 'mrad'"),
     ],
 )
 def test_a_unit_that_contradicts_the_mapping_or_is_unknown_is_refused(tmp_path, message, more, words):
+    # The rule: a unit in a name is converted if it is certain and convertible, else asked about or refused.
     write_log(tmp_path, message, more)
     assert words in problem(tmp_path)
 
@@ -165,12 +186,42 @@ def test_a_unit_that_contradicts_the_mapping_or_is_unknown_is_refused(tmp_path, 
         (("left_foot_x", "left_foot_y", "left_foot_z"), ""),
         (("x_in", "y_in", "z_in"), 'unit = "m"\n'),
         (("x_foot", "y_foot", "z_foot"), 'unit = "m"\n'),
+        (("x (base)", "y (base)", "z (base)"), 'unit = "m"\n'),
+        (("pos[x]", "pos[y]", "pos[z]"), ""),
+        (("x [m]", "y [m]", "z [m]"), ""),
     ],
 )
 def test_words_that_may_name_a_unit_are_no_unit_elsewhere_or_if_the_mapping_says_so(tmp_path, names, more):
     write_log(tmp_path, dict(zip(names, (0.1, 0.2, 0.3), strict=True)), more)
     (batch,) = read(tmp_path)
     assert batch.eef_pos_m.episode_rows(0)[0] == pytest.approx([0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("sign", ["(°)", "[deg]", "_º", " ˚"])
+def test_a_sign_for_degrees_is_their_unit(tmp_path, sign):
+    angles = {f"{name}{sign}": number for name, number in (("roll", 3.0), ("pitch", 0.0), ("yaw", 0.0))}
+    write_log(tmp_path, {**FLAT, **angles})  # 3 is less than a full turn in radians
+    (batch,) = read(tmp_path)
+    expected = Rotation.from_euler("x", 3, degrees=True).as_quat()[[3, 0, 1, 2]]
+    assert batch.eef_quat_wxyz.episode_rows(0)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("topic", "key"), [("/tcp_mm", "unit"), ("/tcp_inch", "unit"), ("/tcp_deg", "angle_unit")])
+def test_a_unit_that_only_the_source_names_is_asked_about(tmp_path, topic, key):
+    message = {**FLAT, "roll": 0.3, "pitch": -0.2, "yaw": 0.9}
+    write_mcap(tmp_path / "take.mcap", [(topic, 5 + 0.1 * k, message) for k in range(9)])
+    text = TEXT.replace("/eef", topic) + 'rotation_form = "rpy"\n'
+    save_mapping(tmp_path, text)
+    assert f"write `{key}`" in problem(tmp_path)
+    save_mapping(tmp_path, f'{text}{key} = "{"m" if key == "unit" else "rad"}"\n')
+    (batch,) = read(tmp_path)
+    assert isinstance(batch, Batch), batch
+
+
+def test_the_name_of_a_marker_is_no_unit(tmp_path):
+    write_log(tmp_path, {f"m1_{axis}_mm": 100.0 for axis in "xyz"})
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0] == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_a_pose_in_millimeters_is_converted_before_transforms_in_meters(tmp_path):

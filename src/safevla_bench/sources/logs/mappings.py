@@ -143,6 +143,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             named_unit = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
             if named_unit:
                 _require_unit(part, "angle_unit", named_unit, self.angle_unit, ("rad", "deg"))
+            else:
+                self._ask_unit(part, "angle_unit", naming.ANGLE_UNITS, ("rad", "deg"))
             unit = {"rad": "radians", "deg": "degrees"}[self.angle_unit or named_unit or "rad"]
             return layout._replace(angle_unit=named_unit, doubt=layout.doubt.replace("in radians", f"in {unit}"))
         return layout
@@ -154,8 +156,18 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         named_unit = named_unit or naming.find_unit([self.field or ""], naming.LENGTH_UNITS)
         if named_unit:
             _require_unit(part, "unit", named_unit, self.unit, tuple(SCALES_M))
+        else:
+            self._ask_unit(part, "unit", naming.LENGTH_UNITS, tuple(SCALES_M))
         # Now the mapping's unit is that in the names, or decides about a doubtful one.
         return SCALES_M[self.unit or named_unit or "m"]
+
+    def _ask_unit(self, part: str, key: str, units: Collection[str], known: Sequence[str]) -> None:
+        # Raises `RecordError` if only the source's name has a unit, such as `tcp_mm`, and the mapping's `key` has none.
+        # `units` are all units, and `known` are the possible values of `key`, of which the first is the default.
+        unit = naming.find_unit([self.source], units)
+        if unit not in ("", known[0], *naming.DOUBTFUL_UNITS) and getattr(self, key) is None:
+            remedy = f"Under [{part}], write `{key}`: {', '.join(known)}."
+            refuse_field(f"{self.source!r} may mean that the unit of the numbers is {unit!r}", remedy, part)
 
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
         """Convert numbers [n, size] to poses: x, y, z [m], then w, x, y, z (if known). May raise `RecordError`."""
@@ -181,11 +193,12 @@ def _require_unit(part: str, key: str, named: str, stated: str | None, known: Co
     # Raises `RecordError` if the unit in the names is doubtful, unknown, or not the one that the mapping states.
     # `named` is the unit in the names of the numbers; `stated` is the mapping's value of `key`, None if it has none.
     # `part` is the name of a table in the mapping, `key` its key for the unit, and `known` the convertible units.
-    if named in naming.DOUBTFUL_UNITS:
+    # Unknown words in brackets, as in `x [base]`, may be no unit.
+    is_word = named.partition("/")[0] not in (*naming.LENGTH_UNITS, *naming.ANGLE_UNITS)
+    if named in naming.DOUBTFUL_UNITS or is_word:
         if stated is None:
-            remedy = (
-                f'If they are in meters, write `unit = "m"` under [{part}]; otherwise, convert the numbers to meters.'
-            )
+            default = {"unit": '`unit = "m"` if they are in meters', "angle_unit": '`angle_unit = "rad"` if in radians'}
+            remedy = f"Under [{part}], write {default[key]}; otherwise, convert the numbers."
             refuse_field(f"the names may mean that the unit of the numbers is {named!r}", remedy, part)
     elif named not in known:
         remedy = f"Convert the numbers to one of the units {', '.join(known)}, and name them accordingly."

@@ -81,30 +81,39 @@ class _NamedSet(NamedTuple):
 
 def _split_words(name: str) -> list[str]:
     # Return the lower-case words of a name: left, hand, pos, 6d for `leftHand_pos6d`.
-    # A word ends at a capital letter, at a digit and at any other sign; `6d` is one word.
-    return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
+    # A word ends at a capital letter, at a digit and at any other sign; `6d` and a sign for degrees are one word.
+    return re.findall(r"6d|[^\W\d_]+|\d+|[°˚]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
 
 
 DOUBTFUL_UNITS = ("in", "ft")  # these words may also be a preposition, a body part or a force-torque sensor
-LENGTH_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "km", "yd", "mi", *DOUBTFUL_UNITS)
-ANGLE_UNITS = ("rad", "deg", "mrad")
+LENGTH_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "km", "yd", "mi", "thou", "angstrom", "hm", *DOUBTFUL_UNITS)
+LENGTH_UNITS += ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")  # these are not lengths
+ANGLE_UNITS = ("rad", "deg", "mrad", "urad", "mdeg", "gon", "arcmin", "arcsec", "rev", "deg/s", "rpm")
+# What the brackets at the end of a name have; numbers do not count.
+_BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰])[\])]\W*$"
 
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
-    """Return the unit of `known` that is in the names, as in `x_mm`; "" = none. Raises `ValueError` if units differ."""
-    name_units: set[str] = set()  # the first unit in each name, "" for a name without a unit
+    """Return the unit of `known` that is in the names, as in `x_mm`, or unknown words in brackets, as in `x [foo]`.
+    "" = none. Raises `ValueError` if units differ.
+    """
+    name_units: set[str] = set()  # the units in each name, "" for a name without a unit
     for name in names:
         words = _split_words(name)
-        units = [_UNITS.get(word, "") for word in words]
-        # In `x_in_base`, the word `in` is not a unit.
-        units += [
-            # Such a word must come after an axis, and at the end or before another axis.
-            _UNITS_AFTER_AXES.get(word, "")
-            for previous, word, following in zip(words, words[1:], [*words[2:], ""], strict=False)
-            if _may_precede_unit(previous) and (not following or following in _AXES)
-        ]
-        known_units = [unit for unit in units if unit in known]
-        name_units.add(known_units[0] if known_units else "")
+        units = []
+        for previous, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
+            unit = _UNITS.get(word, "")
+            # In `x_in_base`, the word `in` is not a unit. Such a word must come after an axis, and at the end or before
+            # another axis.
+            if _may_precede_unit(previous) and (not following or following in _AXES):
+                unit = unit or _UNITS_AFTER_AXES.get(word, "")
+            # In `m1_x_mm`, `m1` is the name of an object. Numbers in `m/s` are no positions.
+            if unit in known and not (word == "m" and following.isdecimal()):
+                units.append(f"{unit}/s" if following in ("s", "sec", "second", "per") else unit)
+        match = re.search(_BRACKETS, name.lower())
+        if match and {*_UNITS, *_UNITS_AFTER_AXES, *_AXES}.isdisjoint(_split_words(match[1])):
+            units.append(match[1])
+        name_units.update(units or [""])
     if len(name_units) > 1:
         question = "which unit do the numbers have? Their names give several units"
         raise ValueError(f"{question}; convert the numbers to one unit")
@@ -142,7 +151,7 @@ def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequenc
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
     angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)
-    if angle_unit:
+    if angle_unit.partition("/")[0] in ANGLE_UNITS:
         raise ValueError(f"which unit does the position have? The names say {angle_unit!r}")
     return find_unit(position_names, LENGTH_UNITS), find_unit(rotation_names, ANGLE_UNITS)
 
