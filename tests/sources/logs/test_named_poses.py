@@ -13,6 +13,7 @@ TURN = Rotation.from_euler("xyz", [0.3, -0.2, 0.9])
 X, Y, Z, W = TURN.as_quat().tolist()
 TEXT = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n'
 STATED = 'position = [0, 1, 2]\nrotation = [3, 4, 5]\nrotation_form = "rpy"\n'
+SIX = 'field = "tcp"\nposition = [0, 1, 2]\nrotation = [3, 4, 5, 6, 7, 8]\nrotation_form = '
 FLAT = {"x": 0.1, "y": 0.2, "z": 0.3}
 
 
@@ -80,6 +81,23 @@ def test_a_number_that_a_message_lacks_is_a_lost_pose(tmp_path):
     (batch,) = read(tmp_path)
     assert batch.lengths.tolist() == [8]
     assert np.isfinite(batch.eef_pos_m.episode_rows(0)).all()
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "words"),
+    [
+        ({"position": FLAT, "orientation": {"x": -2.2, "y": 0.1, "z": 1.8, "w": 0.8}}, "", "its norm is 2.95"),
+        ({"tcp": [0.1, 0.2, 0.3, 0.1, -0.5, 0.0, -2.2, 0.1, 1.8]}, SIX + '"6d"\n', "unit vectors"),
+        ({"tcp": [0.1, 0.2, 0.3, 2.0, 0.0, 0.0, 0.0, 2.0, 0.0]}, SIX + '"6d_rows"\n', "unit vectors"),
+        ({"position": FLAT, "orientation": {"x": 0.0, "y": 0.0, "z": 0.9, "w": 0.0}}, "", ""),
+        ({"position": FLAT, "orientation": {"x": 0.0, "y": 0.0, "z": 0.0, "w": 0.0}}, "", ""),
+        ({"tcp": [0.1, 0.2, 0.3, 1.0, 0.0, 0.0, 0.0, 1.0, 0.01]}, SIX + '"6d"\n', ""),
+    ],
+)
+def test_numbers_of_a_message_that_are_no_rotation_are_refused(tmp_path, message, more, words):
+    # The rule: numbers that mostly are no rotation, such as joint angles, are refused wherever they come from.
+    write_log(tmp_path, message, more)
+    assert words in problem(tmp_path) if words else isinstance(read(tmp_path)[0], Batch)
 
 
 def test_the_largest_force_between_two_records_is_kept_and_the_offset_subtracted(tmp_path):

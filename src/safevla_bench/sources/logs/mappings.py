@@ -183,6 +183,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             refuse_field(problem, 'Write `angle_unit = "deg"`; or "rad", if the angles are in radians.', "angle_unit")
         if layout.form == "matrix":
             rotation = naming.require_rotations(rotation, part)
+        elif layout.form in ("6d", "6d_rows"):  # the third column or row follows from the other two
+            third = np.cross(rotation[:, :3], rotation[:, 3:])
+            rotation = naming.require_rotations(np.hstack([rotation, third]), part)[:, :6]
         elif layout.form == "quaternion":
             naming.require_quaternions(rotation, part)
         wxyz = naming.rotations_to_wxyz(rotation, layout.form, self.rotation_order, angle_unit == "deg")

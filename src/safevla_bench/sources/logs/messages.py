@@ -23,7 +23,14 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.sources.logs.clocks import Stamps, Times
 from safevla_bench.sources.logs.decoding import JsonObject
 from safevla_bench.sources.logs.mappings import Columns, PoseColumns
-from safevla_bench.sources.logs.names import PoseLayout, decide_forces, find_forces, find_positions, may_have_rotation
+from safevla_bench.sources.logs.names import (
+    PoseLayout,
+    decide_forces,
+    find_forces,
+    find_positions,
+    may_have_rotation,
+    require_quaternions,
+)
 from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
 from safevla_bench.text import escape_controls
 from safevla_recorder.episode import Floats
@@ -386,6 +393,7 @@ class PoseTaker(Taker):
             return self.columns.arrange(numbers, self.layout, self.part)
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
         poses: Floats = numbers * factors
+        require_quaternions(poses[:, 3:], self.part)
         return poses if self.has_turn else poses[:, :3]
 
     def require_some(self) -> None:

@@ -86,8 +86,9 @@ def _split_words(name: str) -> list[str]:
 
 
 DOUBTFUL_UNITS = ("in", "ft")  # these words may also be a preposition, a body part or a force-torque sensor
-LENGTH_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "km", "yd", "mi", "thou", "angstrom", "hm", *DOUBTFUL_UNITS)
-LENGTH_UNITS += ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")  # these are not lengths
+_NO_LENGTHS = ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")
+_SMALL_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "thou", "angstrom")
+LENGTH_UNITS = (*_SMALL_UNITS, "km", "yd", "mi", "hm", *DOUBTFUL_UNITS, *_NO_LENGTHS)
 ANGLE_UNITS = ("rad", "deg", "mrad", "urad", "mdeg", "gon", "arcmin", "arcsec", "rev", "deg/s", "rpm")
 # What the brackets at the end of a name have; numbers do not count.
 _BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰])[\])]\W*$"
@@ -598,7 +599,8 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
 
 def require_quaternions(quaternions: Floats, part: str) -> None:
     """Raise `RecordError` if the median norm of quaternions [n, 4], except unknown and zero ones, is far from 1."""
-    norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
+    with np.errstate(over="ignore"):  # a norm may be infinite
+        norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
     norms = norms[norms > 0]  # a quaternion of zeros means an unknown orientation
     if len(norms) and abs(np.median(norms) - 1) > _NORM_SLACK:
         remedy = "Check the indices or names in `position` and `rotation`; divide scaled quaternions by their norm."
