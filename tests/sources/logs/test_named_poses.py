@@ -399,3 +399,18 @@ def test_the_name_of_a_message_is_not_a_list_of_names(tmp_path):
     save_mapping(tmp_path, f'{TEXT}[gripper]\nfrom = "/g"\nholds_above = 0.01\n')
     (batch,) = read(tmp_path)
     assert batch.gripper_contact.values.all()
+
+
+def test_a_cube_is_not_quietly_the_hand(tmp_path, caplog):
+    wrist = {f"wrist_{axis}": 0.1 for axis in "xyz"}
+    cube = {f"cube_{axis}": 0.2 for axis in "xyz"}
+    write_log(tmp_path, {**cube, **wrist})
+    assert "x, y, z of [eef]? Those found are cube_x" in problem(tmp_path)
+    assert "position = " in problem(tmp_path)
+    write_log(tmp_path, {**cube, **wrist}, "position = [3, 4, 5]\n")
+    (batch,) = read(tmp_path)
+    assert batch.eef_pos_m.episode_rows(0)[0].tolist() == [0.1, 0.1, 0.1]
+    write_log(tmp_path, cube)
+    with caplog.at_level("WARNING"):
+        assert len(read(tmp_path)) == 1
+    assert "[eef] is read from cube_x" in caplog.text

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.sources.logs.names import PoseLayout, decide_pose, rotations_to_wxyz, suggest_pose
+from safevla_bench.sources.logs.names import PoseLayout, decide_pose, find_owner_doubt, rotations_to_wxyz, suggest_pose
 
 QUATERNIONS = [
     "x y z qx qy qz qw",
@@ -384,3 +384,49 @@ def test_the_orientation_of_the_hand_or_of_another_numbered_object_is_never_a_bo
             decide_pose(listed, len(listed), position=[7, 8, 9], **stated)
     else:
         assert decide_pose(listed, len(listed), position=[7, 8, 9], **stated).rotation == rotation
+
+
+def test_a_stated_rotation_wins_over_another_representation_in_the_names():
+    # The rule: what the mapping states counts, unless the names of the same numbers or of the same form contradict it.
+    names = ["x", "y", "z", "a", "b", "c", "d", "roll", "pitch", "yaw"]
+    assert decide_pose(names, 10, (0, 1, 2), (3, 4, 5, 6), order="xyzw").rotation == (6, 3, 4, 5)
+    assert decide_pose(names, 10, None, (3, 4, 5, 6), order="wxyz").rotation == (3, 4, 5, 6)
+    for text in ("x y z roll pitch yaw cup_qx cup_qy cup_qz cup_qw", "x y z qw qx qy qz a b c d"):
+        listed = text.split()
+        first = len(listed) - 4
+        with pytest.raises(ValueError, match="the names another"):
+            decide_pose(listed, len(listed), (0, 1, 2), range(first, first + 4), order="xyzw")
+
+
+CUBE = "cube_x cube_y cube_z"
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "found"),
+    [
+        ("eef", f"wrist_x wrist_y wrist_z {CUBE}", "asked"),
+        ("eef", f"wrist.pos.x wrist.pos.y wrist.pos.z {CUBE} gripper", "asked"),
+        ("eef", f"{CUBE} wrist_roll wrist_force_x wrist_force_y wrist_force_z", "doubted"),
+        ("eef", CUBE, "doubted"),
+        ("eef", "panda_hand_x panda_hand_y panda_hand_z", "clear"),
+        ("eef", f"{HAND} wrist_x wrist_y wrist_z", "clear"),
+        ("eef", "x_in_base y_in_base z_in_base", "clear"),
+        ("eef", "x0 y0 z0", "clear"),
+        ("eef.left", "left_x left_y left_z", "clear"),
+        ("bodies.cube", CUBE, "clear"),
+        ("bodies.cup", CUBE, "clear"),
+        ("bodies.cup", HAND, "clear"),
+        ("bodies.cup", "tcp_x tcp_y tcp_z", "asked"),
+        ("bodies.target", f"{HAND} target_x target_y target_z", "asked"),
+        ("bodies.target", f"{HAND} target_vel_x target_vel_y target_vel_z", "clear"),
+    ],
+)
+def test_a_position_whose_names_say_another_object_is_asked_about_or_doubted(part, text, found):
+    # The rule: a part never gets quietly the pose of what other names say.
+    names = text.split()
+    position = decide_pose(names, len(names)).position
+    if found == "asked":
+        with pytest.raises(ValueError, match="Those found are"):
+            find_owner_doubt(part, names, position)
+    else:
+        assert bool(find_owner_doubt(part, names, position)) == (found == "doubted")

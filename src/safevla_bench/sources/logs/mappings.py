@@ -124,10 +124,13 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         try:
             form, order = self.rotation_form, self.quaternion_order
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
+            owner_doubt = naming.find_owner_doubt(part, names, layout.position) if self.position is None else ""
         except ValueError as question:
             # The error's text is a question, such as `which numbers are x, y, z?`. Suggest lines that answer it.
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
             suggested = [] if str(question) == naming.OTHER_ROTATION else naming.suggest_pose(names, size)
+            if not suggested and " x, y, z of " in str(question):  # names of another object than the part
+                suggested = [f"position = {naming.FILL_IN}  # indices of x, y, z, from 0"]
             if not suggested:  # names or keys in the mapping contradict each other
                 listed_numbers = f"The numbers are: {escape_controls(listed_numbers)}."
                 remedy = f"{listed_numbers} Correct the names, or the keys that contradict them."
@@ -137,6 +140,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 lines.append("# or, for several arms: a table [eef.ARM] for each arm; names must contain the word ARM")
             introduction = f"The numbers are: {escape_controls(listed_numbers)}. Add these lines to the mapping:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
+        layout = layout._replace(doubt="; ".join(filter(None, [layout.doubt, owner_doubt])))
         self.factor_m(part, layout.unit)  # raises an error if the unit is unknown or contradicts the mapping
         if layout.form in ("rpy", "rotvec"):
             # Angles have a unit: it comes from the mapping, the names of the numbers or the field, else it is radians.

@@ -32,10 +32,12 @@ _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_UNITS_AFTER_AXES` maps words that are units only after an axis or after the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 # `_FORCE_UNITS` maps words that are units of forces and torques to their factor, as text.
-_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS = (
+# `_OWNERS` maps words of the hand's names to `hand`, and words that name no object to "".
+_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS, _OWNERS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
 )
+_HAND_WORDS = frozenset(word for word, owner in _OWNERS.items() if owner == "hand")
 _ROTVEC_PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 
@@ -287,8 +289,12 @@ def decide_pose(
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
     own_rotations = _own_rotations(names, position)
-    # The names give an orientation with the words of the position, but the mapping states other numbers.
-    if own_rotations and all(own.isdisjoint(rotation) for own in own_rotations):
+    # The names give an orientation with the words of the position, but the mapping states other numbers. Numbers of
+    # another form, whose names say no rotation, are another representation of the same orientation.
+    is_other = any(len(own) == len(rotation) for own in own_rotations) or any(
+        not named.isdisjoint(rotation) for named in _named_indices(names) if named not in own_rotations
+    )
+    if own_rotations and is_other and all(own.isdisjoint(rotation) for own in own_rotations):
         raise ValueError(OTHER_ROTATION)
     # One letter per named number, such as `xyzw`; "" if the names give no axes.
     axes = "".join(_parse_name(names[index])[2] for index in rotation if index < len(names))
@@ -424,6 +430,30 @@ def _object_words(name: str) -> frozenset[str]:
             or re.fullmatch("[a-z][xyzw]", word)
         )
     )
+
+
+def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int]) -> str:
+    """Return a doubt whether the names of the position say `part`, such as `eef`; "" = none. Raises `ValueError` if
+    other names say the part.
+    """
+    own = [names[index] for index in position if index < len(names)]
+    own_words = {word for name in own for word in _split_words(name)}
+    kind, _, label = part.partition(".")
+    wanted = _HAND_WORDS if kind == "eef" else frozenset(_split_words(label))
+    # An arm's name and a number, as in `left_x` and `x0`, name no other object.
+    objects = {word for name in own for word in _object_words(name) if not word.isdecimal()}
+    objects -= {label, *_OWNERS} - _HAND_WORDS
+    # What has no own words is the hand's, and a body's only if no hand's words are there.
+    is_clear = not objects if kind == "eef" else own_words.isdisjoint(_HAND_WORDS - wanted)
+    if not own or wanted & own_words or (kind == "eef" and is_clear):
+        return ""
+    # The axes of numbers that are a position of the part, but for words such as `wrist` and `target`.
+    others = (name for name in names if name not in own and wanted & {*_split_words(name)})
+    parsed = (_parse_name(" ".join(word for word in _split_words(name) if word not in wanted)) for name in others)
+    is_elsewhere = {*"xyz"} <= {axis for _, name_kind, axis in parsed if name_kind in ("", "position")}
+    if is_elsewhere or not (is_clear or kind == "eef"):
+        raise ValueError(f"which numbers are x, y, z of [{part}]? Those found are {', '.join(own)}")
+    return f"is read from {', '.join(own)}; if that is right, write `position`" if kind == "eef" else ""
 
 
 def _words_of(names: Sequence[str], indices: Iterable[int]) -> set[frozenset[str]]:
