@@ -414,3 +414,31 @@ def test_a_cube_is_not_quietly_the_hand(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         assert len(read(tmp_path)) == 1
     assert "[eef] is read from cube_x" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "words"),
+    [
+        ("wrench", [1, 2, 3], "those of /m are list"),
+        ("wrench", 7.5, "those of /m are float"),
+        ("torque", None, "those of /m are NoneType"),
+        ("torque", {"data": [10**400, 1, 2]}, "a message of /m has other values"),
+        ("bodies.cup", {"transforms": 5}, "a message of /m has other values"),
+        ("bodies.cup", {**FLAT, "header": {"stamp": {"sec": 1e300}}}, "a message of /m has other values"),
+    ],
+)
+def test_a_message_of_another_form_is_the_user_s_error_and_no_damage(tmp_path, part, content, words):
+    # The rule: what a message holds is an error with the topic, the part and a remedy, and no damaged file.
+    write_mcap(tmp_path / "take.mcap", [("/m", 5 + 0.1 * k, content) for k in range(9)])
+    more = {"wrench": "tare = [0, 0, 0]", "torque": "limits_nm = [9, 9, 9]"}.get(part, 'role = "target"')
+    save_mapping(tmp_path, f'[episode]\nsuccess = true\n[{part}]\nfrom = "/m"\n{more}\n')
+    text = problem(tmp_path)
+    assert [word in text for word in (words, part, "damaged")] == [True, True, False]
+
+
+def test_joints_whose_names_are_numbers_are_read(tmp_path):
+    joints = {"name": [1, 2], "effort": [1.0, 2.0]}
+    write_mcap(tmp_path / "take.mcap", [("/m", 5 + 0.1 * k, joints) for k in range(9)])
+    save_mapping(tmp_path, '[episode]\nsuccess = true\n[torque]\nfrom = "/m"\nlimits_nm = [9, 9]\n')
+    (batch,) = read(tmp_path)
+    assert isinstance(batch, Batch), batch

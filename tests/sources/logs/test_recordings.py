@@ -197,3 +197,11 @@ def test_positions_of_joints_are_never_read_as_torques(tmp_path):
     rows += [("/joints", 5 + 0.05 * k, {"name": ["a"], "position": [0.1]}) for k in range(9)]
     text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\nlimits_nm = [9]\n'
     assert "has the mapped numbers" in problem(folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text))
+
+
+def test_a_name_that_has_another_format_s_suffix_inside_is_another_recording(tmp_path):
+    # The rule: two recordings are one only if their whole names are.
+    for name in ("pick.mcap", "pick.mcap_filtered.mcap"):
+        write_mcap(tmp_path / name, [("/eef", 5 + 0.1 * k, pose_message(0.01 * k)) for k in range(9)])
+    save_mapping(tmp_path, '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n')
+    assert sorted(batch.headers[0].episode_id for batch in read(tmp_path)) == ["pick", "pick.mcap_filtered"]

@@ -206,11 +206,13 @@ class NumberTaker(Taker):
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = non_empty or candidates
         values = candidates[0] if candidates else None
-        name = getattr(message, "name", None)  # names of the numbers, or a text
-        names: tuple[str, ...] = () if isinstance(name, str) else tuple(name or ())
+        name: Any = getattr(message, "name", None)  # names of the numbers, or a text
+        is_list = hasattr(name, "__iter__") and not isinstance(name, str)
+        names: tuple[str, ...] = tuple(map(str, name)) if is_list else ()
         if values is None and part == "wrench" and self.columns.field is None:
             # The forces may be fields such as `fx`, `fy` and `fz`.
-            fields = {field: value for field, value in vars(message).items() if isinstance(value, int | float)}
+            members = getattr(message, "__dict__", {})  # JSON may be a list or a number
+            fields = {field: value for field, value in members.items() if isinstance(value, int | float)}
             if find_forces([*fields]):
                 return tuple(fields), [*fields.values()]
         if values is None:
@@ -255,6 +257,8 @@ class NumberTaker(Taker):
             if self.fields:
                 hint = f"The message has: {self.fields}."
             remedy = f"Write the location of the numbers as `field`. {hint}"
+            if self.fields in ("list", "int", "float", "str", "bool", "NoneType"):  # JSON without fields
+                remedy = f"Map a topic whose messages are objects with fields; those of {self.topic} are {self.fields}."
             refuse_field("no message has the mapped numbers", remedy, self.part)
         self.columns.require_scale(self.part, self.columns.names or self.find_order())
 

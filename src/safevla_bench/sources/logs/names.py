@@ -447,7 +447,7 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int]) -
     is_clear = not objects if kind == "eef" else own_words.isdisjoint(_HAND_WORDS - wanted)
     if not own or wanted & own_words or (kind == "eef" and is_clear):
         return ""
-    # The axes of numbers that are a position of the part, but for words such as `wrist` and `target`.
+    # The axes of numbers that are a position of the part, except words such as `wrist` and `target`.
     others = (name for name in names if name not in own and wanted & {*_split_words(name)})
     parsed = (_parse_name(" ".join(word for word in _split_words(name) if word not in wanted)) for name in others)
     is_elsewhere = {*"xyz"} <= {axis for _, name_kind, axis in parsed if name_kind in ("", "position")}

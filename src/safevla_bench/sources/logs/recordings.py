@@ -70,7 +70,7 @@ def _list_parts(folder: Path) -> list[Path]:
 
 def _stem(path: Path) -> str:
     # Returns a file's name without the suffixes for format and compression, such as `run_0` for `run_0.db3.zstd`.
-    return path.name.partition(str(storage_suffix(path)))[0]
+    return path.name.rpartition(str(storage_suffix(path)))[0]
 
 
 def _part_key(path: Path) -> tuple[str, int, str]:

@@ -71,7 +71,13 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
                 decode, topic_takers, is_transform = readers[channel]
                 message = decode(content)
                 for taker in topic_takers:
-                    taker.take(message, message_index, log_ns)
+                    try:
+                        taker.take(message, message_index, log_ns)
+                    except RecordError:
+                        raise
+                    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+                        problem = f"a message of {channel.topic} has other values than expected: {error}"
+                        refuse_field(problem, "Map another topic, or name the numbers as `field`.", taker.part)
                 if is_transform:
                     transforms.take(message, message_index, log_ns, is_static(channel.topic))
                 message_index += 1
