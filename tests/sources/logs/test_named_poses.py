@@ -442,3 +442,17 @@ def test_joints_whose_names_are_numbers_are_read(tmp_path):
     save_mapping(tmp_path, '[episode]\nsuccess = true\n[torque]\nfrom = "/m"\nlimits_nm = [9, 9]\n')
     (batch,) = read(tmp_path)
     assert isinstance(batch, Batch), batch
+
+
+@pytest.mark.parametrize("topic", ["/ee/velocity", "/tcp_acc", "/eef/force"])
+def test_a_topic_that_says_another_quantity_is_no_pose_unless_the_mapping_says_so(tmp_path, topic):
+    write_mcap(tmp_path / "take.mcap", [(topic, 5 + 0.1 * k, FLAT) for k in range(9)])
+    save_mapping(tmp_path, TEXT.replace("/eef", topic))
+    assert "says no pose" in problem(tmp_path)
+    save_mapping(tmp_path, TEXT.replace("/eef", topic) + "position = [0, 1, 2]\n")
+    assert isinstance(read(tmp_path)[0], Batch)
+
+
+def test_velocities_are_no_position(tmp_path):
+    write_log(tmp_path, {"velocities": FLAT})
+    assert "no message has a pose" in problem(tmp_path)

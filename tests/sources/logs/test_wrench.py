@@ -229,3 +229,31 @@ def test_torques_and_positions_in_a_message_are_no_forces(tmp_path, names):
     write_mcap(tmp_path / "take.mcap", [("/j", 5 + 0.1 * k, message) for k in range(9)])
     save_mapping(tmp_path, '[episode]\nsuccess = true\n[wrench]\nfrom = "/j"\ntare = [0, 0, 0]\n')
     assert "which three numbers" in problem(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("message", "more", "words"),
+    [
+        ({"wrench": {"torque": dict.fromkeys("xyz", 1.0)}}, 'field = "wrench.torque"\n', "say 'torque'"),
+        ({"data": dict.fromkeys(["tx", "ty", "tz"], 1.0)}, 'names = ["tx", "ty", "tz"]\n', "say 'torque'"),
+        ({"wrench": {"force": dict.fromkeys("xyz", 1.0), "torque": {"x": 0.0}}}, "", ""),
+        ({"force_torque": [1.0] * 6}, 'field = "force_torque"\nindex = [0, 1, 2]\n', ""),
+    ],
+)
+def test_a_field_or_names_of_torques_are_no_forces(tmp_path, message, more, words):
+    pose = ("/eef", dict.fromkeys("xyz", 0.1))
+    rows = [(topic, 5 + 0.1 * k, each) for k in range(9) for topic, each in (pose, ("/ft", message))]
+    write_mcap(tmp_path / "take.mcap", rows)
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[wrench]\nfrom = "/ft"\ntare = [0, 0, 0]\n'
+    save_mapping(tmp_path, text + more)
+    assert words in problem(tmp_path) if words else isinstance(read(tmp_path)[0], Batch)
+
+
+def test_joints_named_like_a_doubtful_unit_are_answered_by_the_unit(tmp_path):
+    joints = {"name": ["lf", "lb"], "effort": [1.0, 2.0]}
+    write_mcap(tmp_path / "take.mcap", [("/j", 5 + 0.1 * k, joints) for k in range(9)])
+    text = '[episode]\nsuccess = true\n[torque]\nfrom = "/j"\nlimits_nm = [9, 9]\n'
+    save_mapping(tmp_path, text)
+    assert 'or `unit = "N m"`' in problem(tmp_path)
+    save_mapping(tmp_path, f'{text}unit = "N m"\n')
+    assert isinstance(read(tmp_path)[0], Batch)

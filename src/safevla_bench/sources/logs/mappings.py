@@ -75,6 +75,9 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         except ValueError as question:
             listed = escape_controls(", ".join(names))
             refuse_field(str(question), f"Convert the numbers to one unit. Their names are: {listed}.", part)
+        if base == "N":
+            texts = [*names, self.field or "", self.source]
+            units += [("torque", "") for text in texts if naming.says_torque(text)]
         unit, factor = next((found for found in units if found[0]), ("", ""))
         remedy = f"Under [{part}], write `scale = {factor}`, which converts them to {base}."
         if not factor:
@@ -124,6 +127,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         try:
             form, order = self.rotation_form, self.quaternion_order
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
+            label = self.field or self.source
+            if self.position is None and naming.says_change(label):
+                raise ValueError(f"which numbers are x, y, z of [{part}]? {label!r} says no pose")
             owner_doubt = naming.find_owner_doubt(part, names, layout.position) if self.position is None else ""
         except ValueError as question:
             # The error's text is a question, such as `which numbers are x, y, z?`. Suggest lines that answer it.

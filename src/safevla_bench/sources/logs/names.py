@@ -137,9 +137,22 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
         pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
         unit = (pairs or known or [""])[0]
         units.add((unit, _FORCE_UNITS.get(unit, "").strip("?")))
-    if len(units) > 1:
+    if len({factor for _, factor in units}) > 1:
         raise ValueError("which unit do the numbers have? Their names give several units")
-    return units.pop() if units else ("", "")
+    return max(units, default=("", ""))
+
+
+def says_torque(name: str) -> bool:
+    """Return whether a name says a torque, such as `tx` or `wrench.torque`, and no force."""
+    last = re.split("[./]", name.lower())[-1]
+    return re.search(f"torque|moment|[tm]{_FORCE_END}", name.lower()) is not None and "force" not in last
+
+
+def says_change(name: str) -> bool:
+    """Return whether a name ends in a word for a velocity, an acceleration or a force, as in `/ee_velocity`."""
+    last = "".join(_split_words(name)[-1:])
+    pattern = "vel|velocit(y|ies)|speeds?|twist|acc|accelerations?|forces?|torques?|wrench|deltas?|err|errors?"
+    return re.fullmatch(pattern, last) is not None
 
 
 def _may_precede_unit(word: str) -> bool:
@@ -613,7 +626,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
         return forces
     # Three numbers without names, or with only the axes, are the forces, unless a name says another quantity.
     is_other = any(
-        re.search(f"torque|moment|[tm]{_FORCE_END}", name.lower())
+        says_torque(name)
         or not (re.search("f(?:orces?)?[^a-z]*[xyz]|force|wrench", name.lower()) or _parse_name(name)[1] == "")
         or not {"mm", "cm", "deg", "rad"}.isdisjoint(_UNITS.get(word) for word in _split_words(name))
         for name in names
