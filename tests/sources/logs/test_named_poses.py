@@ -185,6 +185,7 @@ def test_a_unit_in_the_name_of_a_field_or_of_its_numbers_is_read(tmp_path, messa
         ),
         ({**FLAT, "roll_rev": 1, "pitch_rev": 1, "yaw_rev": 1}, "", "the unit 'rev'"),
         ({**FLAT, "roll[deg/s]": 1, "pitch[deg/s]": 1, "yaw[deg/s]": 1}, STATED, "the unit 'deg/s'"),
+        ({**FLAT, "roll[']": 1, "pitch[']": 1, "yaw[']": 1}, STATED, "unit of the numbers is"),
         ({**FLAT, "roll_gon": 1, "pitch_gon": 1, "yaw_gon": 1}, "", "the unit 'gon'"),
         ({"x_deg": 0.1, "y_deg": 0.2, "z_deg": 0.3}, "", "The names say 'deg'"),
         ({**FLAT, "roll_deg": 1, "pitch_deg": 1, "yaw_deg": 1}, 'angle_unit = "rad"\n', "in the names is 'deg'"),
@@ -453,6 +454,7 @@ def test_a_topic_that_says_another_quantity_is_no_pose_unless_the_mapping_says_s
     assert isinstance(read(tmp_path)[0], Batch)
 
 
-def test_velocities_are_no_position(tmp_path):
-    write_log(tmp_path, {"velocities": FLAT})
+@pytest.mark.parametrize("word", ["velocities", "ee_commanded", "tcp_setpoint"])
+def test_velocities_and_commands_are_no_position(tmp_path, word):
+    write_log(tmp_path, {word: FLAT})
     assert "no message has a pose" in problem(tmp_path)

@@ -237,6 +237,7 @@ def test_torques_and_positions_in_a_message_are_no_forces(tmp_path, names):
         ({"wrench": {"torque": dict.fromkeys("xyz", 1.0)}}, 'field = "wrench.torque"\n', "say 'torque'"),
         ({"data": dict.fromkeys(["tx", "ty", "tz"], 1.0)}, 'names = ["tx", "ty", "tz"]\n', "say 'torque'"),
         ({"wrench": {"force": dict.fromkeys("xyz", 1.0), "torque": {"x": 0.0}}}, "", ""),
+        ({"wrist_moment": [1.0] * 3}, 'field = "wrist_moment"\n', "say 'torque'"),
         ({"force_torque": [1.0] * 6}, 'field = "force_torque"\nindex = [0, 1, 2]\n', ""),
     ],
 )
@@ -256,4 +257,15 @@ def test_joints_named_like_a_doubtful_unit_are_answered_by_the_unit(tmp_path):
     save_mapping(tmp_path, text)
     assert 'or `unit = "N m"`' in problem(tmp_path)
     save_mapping(tmp_path, f'{text}unit = "N m"\n')
+    assert isinstance(read(tmp_path)[0], Batch)
+
+
+@pytest.mark.parametrize("topic", ["/force_torque_sensor_broadcaster/wrench", "/torque_sensor", "/ft/force_torque"])
+def test_usual_topics_of_force_torque_sensors_are_read(tmp_path, topic):
+    wrench = {"wrench": {"force": dict.fromkeys("xyz", 1.0), "torque": dict.fromkeys("xyz", 1.0)}}
+    both = (("/e", dict.fromkeys("xyz", 0.1)), (topic, wrench))
+    rows = [(name, 5 + 0.1 * k, each) for k in range(9) for name, each in both]
+    write_mcap(tmp_path / "take.mcap", rows)
+    text = f'[episode]\nsuccess = true\n[eef]\nfrom = "/e"\n[wrench]\nfrom = "{topic}"\ntare = [0, 0, 0]\n'
+    save_mapping(tmp_path, text)
     assert isinstance(read(tmp_path)[0], Batch)

@@ -76,8 +76,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             listed = escape_controls(", ".join(names))
             refuse_field(str(question), f"Convert the numbers to one unit. Their names are: {listed}.", part)
         if base == "N":
-            texts = [*names, self.field or "", self.source]
-            units += [("torque", "") for text in texts if naming.says_torque(text)]
+            # In `/force_torque/wrench` and `torque_sensor`, the word says nothing about the numbers.
+            label = (self.field or self.source).lower()
+            has_label = re.search(r"(^|[./])(?!.*force)[^./]*(torque|moment)s?$", label)
+            units += [("torque", "")] * (has_label is not None or any(map(naming.says_torque, names)))
         unit, factor = next((found for found in units if found[0]), ("", ""))
         remedy = f"Under [{part}], write `scale = {factor}`, which converts them to {base}."
         if not factor:

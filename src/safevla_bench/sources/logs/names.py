@@ -93,7 +93,7 @@ _SMALL_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "thou", "angstrom")
 LENGTH_UNITS = (*_SMALL_UNITS, "km", "yd", "mi", "hm", *DOUBTFUL_UNITS, *_NO_LENGTHS)
 ANGLE_UNITS = ("rad", "deg", "mrad", "urad", "mdeg", "gon", "arcmin", "arcsec", "rev", "deg/s", "rpm")
 # What the brackets at the end of a name have; numbers do not count.
-_BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰])[\])]\W*$"
+_BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰'\"′″]+)[\])]\W*$"
 
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
@@ -143,9 +143,9 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
 
 
 def says_torque(name: str) -> bool:
-    """Return whether a name says a torque, such as `tx` or `wrench.torque`, and no force."""
-    last = re.split("[./]", name.lower())[-1]
-    return re.search(f"torque|moment|[tm]{_FORCE_END}", name.lower()) is not None and "force" not in last
+    """Return whether a name says a torque, such as `tx` or `wrench.torque`, and no force, as `force_torque.fx` does."""
+    has_torque = re.search(f"torque|moment|[tm]{_FORCE_END}", name.lower())
+    return has_torque is not None and not re.search(_FORCE_PATTERN, name.lower())
 
 
 def says_change(name: str) -> bool:
