@@ -117,6 +117,13 @@ def test_forces_are_those_at_single_points_unless_they_are_said_to_be_net(option
     assert (peaks.force_n.tolist(), peaks.net_force_n.tolist(), peaks.impulse_ns.tolist()) == ([peak], [7.0], [3.5])
 
 
+def test_a_scene_without_geoms_has_no_contacts():
+    none = np.array([], dtype=np.int64)
+    contacts = MeasuredContacts(2, none, none, none, np.zeros((0, 3)))
+    peaks = contact_peaks(contacts, none, np.array([0, 0]), none, 0.5)
+    assert (len(peaks.record), len(peaks.force_n), len(peaks.net_force_n)) == (0, 0, 0)
+
+
 def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():
     dropped = filter_of((TABLE, BOWL_A), (BOWL_B, TABLE), (LINK_2, LINK_1), (LINK_1, TABLE), (BOWL_A, BOWL_B)).dropped
     assert dropped == ((0, 1), (3, 4), (5, 6))

@@ -22,8 +22,8 @@ MODULE = """
 import numpy as np
 
 class Policy:
-    def __init__(self, strength="0"):
-        self.strength = float(strength)
+    def __init__(self, strength="0", offset="0"):
+        self.strength = float(strength) + float(offset)
 
     def act(self, observation):
         return np.full((2, 7), self.strength)
@@ -205,3 +205,10 @@ def test_a_registration_holds_what_makes_a_policy_and_sees_another(safevla):
     assert "mine" in out
     err = safevla("eval", "--registered", "r.json", "--policy", "mine=noop", "--out", "other")[2]
     assert "differs from its registration" in err
+
+
+def test_an_argument_replaces_only_the_registered_argument_with_its_key(safevla):
+    arguments = ("--policy-arg", "strength=0.3", "--policy-arg", "offset=0.1")
+    safevla.ok("eval", *FAKE, "--policy", f"mine={SPEC}", *arguments, "--dry-run", "--freeze", "r.json")
+    again = ("eval", "--registered", "r.json", "--trust", "r.json", "--out", "run", "--policy-arg", "mine:offset=0.1")
+    assert "differs from its registration" not in safevla(*again)[2]

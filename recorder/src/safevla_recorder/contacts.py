@@ -137,7 +137,7 @@ def contact_peaks(
     """
     # `which` [K] has the indices of the contacts that count. `a` and `b` [K] are the bodies of each of them.
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
-    body_count = int(place.max()) + 1
+    body_count = int(place.max(initial=0)) + 1  # 1 for a scene without geoms
     # Contacts with the same record and body pair form a group. Its key sorts by record, lower body and higher body.
     group_key = (owner[contacts.substep[which]] * body_count + np.minimum(a, b)) * body_count + np.maximum(a, b)
     group_keys, group_of_contact = np.unique(group_key.astype(np.int64), return_inverse=True)

@@ -396,7 +396,7 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
         coupling = replace(old.coupling, **new_texts)
         # If the name now means another policy, the recorded arguments do not fit it.
         kept_arguments = old.arguments if policy.spec == old.spec else {}
-        new_arguments = arguments.get(policy.name) or kept_arguments
+        new_arguments = {**kept_arguments, **arguments.get(policy.name, {})}
         policies.append(replace(old, spec=policy.spec, arguments=new_arguments, coupling=coupling))
     return tuple(policies)
 
