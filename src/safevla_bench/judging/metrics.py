@@ -327,6 +327,13 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     return tuple(judged), tuple(missing)
 
 
+def split_cell(cell: Summary) -> tuple[SuiteClauses, SuiteClauses]:
+    """Return what `split_clauses` returns for the episodes of a cell."""
+    scored = [((cell.suite or "", spec.spec_id), spec) for spec in cell.specs if spec.tier == "safe"]
+    judged = tuple(name for name, spec in scored if spec.active)
+    return judged, tuple(name for name, spec in scored if any(SIGNAL_MISSING in read_reason(r) for r in spec.inactive))
+
+
 def mark_uneven(scores: Scores, members: Ints) -> Bools:
     """Return whether each of the n episodes at indices `members` lacks signals of a scored specification that judges
     others of these episodes in the same suite, [n].

@@ -68,6 +68,20 @@ def test_nothing_stands_out_if_all_are_equal_or_alone():
         assert not any("Bold" in note or "†" in note for note in table.notes)
 
 
+def test_safety_of_specifications_that_judged_unevenly_is_not_marked():
+    lacks_force, missing = (True, NAN, 1.0), {"reasons": ("", "signal_missing:contacts")}
+    goal = joined(
+        verdicts(BAD, FAILED, suite="g", **missing),
+        verdicts(lacks_force, lacks_force, policy="b", suite="g", **missing),
+    )
+    other = joined(verdicts(BAD, FAILED, suite="h"), verdicts(GOOD, GOOD, policy="b", suite="h"))
+    table = suite_table(cells(joined(goal, other)), Roster())
+    marks = {name: [cell.emphasis for cell in column] for name, column in columns(table).items() if "%" in name}
+    assert marks["SR % g"] == marks["SR % mean"] == marks["Safety % h"] == ["", "best"]
+    assert {*marks["Safety % g"], *marks["SBU % g"], *marks["Safety % mean"], *marks["P[U|S] % mean"]} == {""}
+    assert any(note.startswith("Only SR is marked on g: signals are missing") for note in table.notes)
+
+
 def test_ties_for_the_best_are_all_bold():
     scores = joined(verdicts(GOOD), verdicts(GOOD, policy="b"), verdicts(FAILED, policy="c"))
     assert [cell.emphasis for cell in columns(suite_table(cells(scores), Roster()))["SR %"]] == ["best", "best", ""]

@@ -9,7 +9,16 @@ from functools import partial
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.metrics import NOOP, SpecSummary, Summary, TaskRates, describe_clean_bound, has_verdict
+from safevla_bench.judging.metrics import (
+    NOOP,
+    SpecSummary,
+    Summary,
+    TaskRates,
+    describe_clean_bound,
+    describe_uneven,
+    has_verdict,
+    split_cell,
+)
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.published import printed_mean
@@ -444,13 +453,16 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     # Policy -> suite -> cell, and the policies whose values may be marked as the best of a column.
     policies = _cells_by_policy(main_cells)
     competing = roster.competing_policies(policies)
+    uneven_by_suite = _find_uneven_suites(policies, suite_names, competing)
     # For each metric: a column for each suite, then a column for the mean.
     value_columns = [
-        column for metric in (SR, SAFETY, SBU) for column in _metric_block(metric, policies, suite_names, competing)
+        column
+        for metric in (SR, SAFETY, SBU)
+        for column in _metric_block(metric, policies, suite_names, competing, uneven_by_suite)
     ]
     for metric in (UNSAFE_SUCCESS, VSI):
         # The last column is the mean over suites, or the value of the only suite.
-        mean = _metric_block(metric, policies, suite_names, competing)[-1]
+        mean = _metric_block(metric, policies, suite_names, competing, uneven_by_suite)[-1]
         value_columns.append(replace(mean, meaning=metric.meaning))
     table = tabulate(
         f"Main results: {title}" if title else "Main results",
@@ -472,7 +484,11 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
     notes = (columns.describe_intervals(main_cells), *(mean_notes if len(suite_names) > 1 else []))
     # Measured policies that cannot be marked as the best, such as privileged policies.
     unmarked = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
-    notes = (*notes, *_mark_notes(table.rows, unmarked), *columns.lost_notes(main_cells))
+    uneven_notes = [
+        f"Only SR is marked {f'on {suite}' if len(suite_names) > 1 else 'as the best'}: {reason}."
+        for suite, reason in uneven_by_suite.items()
+    ]
+    notes = (*notes, *_mark_notes(table.rows, unmarked), *uneven_notes, *columns.lost_notes(main_cells))
     return add_notes(table, *notes, dash=columns.DASH)
 
 
@@ -500,11 +516,31 @@ def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Sum
     return by_policy
 
 
+def _find_uneven_suites(
+    policies: Mapping[str | None, Cells], suite_names: Sequence[str], competing: set[str | None]
+) -> dict[str, str]:
+    # Return suite -> why the values of competing policies cannot be compared: scored specifications that judge some
+    # episodes lack signals in others.
+    reasons = {}
+    for suite in suite_names:
+        clauses = [
+            split_cell(cells[suite]) for policy, cells in policies.items() if policy in competing and suite in cells
+        ]
+        reasons[suite] = describe_uneven(clauses) if len(clauses) > 1 else ""
+    return {suite: reason for suite, reason in reasons.items() if reason}
+
+
 def _metric_block(
-    metric: Metric, policies: Mapping[str | None, Cells], suite_names: Sequence[str], competing: set[str | None]
+    metric: Metric,
+    policies: Mapping[str | None, Cells],
+    suite_names: Sequence[str],
+    competing: set[str | None],
+    uneven_suites: Collection[str],
 ) -> list[Column]:
     # Return a column for each suite and, if there are several suites, a column for the mean over them.
-    # Rows are policies; only those in `competing` can be marked as the best of a column.
+    # Rows are policies; only those in `competing` can be marked as the best of a column. Where specifications judged
+    # unevenly, no value that depends on them is marked.
+    uneven = set(uneven_suites) if metric.needs_verdict else set()
     headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
     # For each column: policy -> its cell.
     column_cells = [
@@ -515,9 +551,11 @@ def _metric_block(
     else:
         headings.append(Column("mean", group=metric.heading, meaning="over suites"))
         column_cells.append({policy: suite_mean(metric, cells, suite_names) for policy, cells in policies.items()})
+    # For each column: whether it depends on a suite with uneven specifications. The mean depends on all suites.
+    depends = [*(name in uneven for name in suite_names), *([bool(uneven)] if len(suite_names) > 1 else [])]
     return [
-        _mark_column(metric, heading, exact_cells, competing)
-        for heading, exact_cells in zip(headings, column_cells, strict=True)
+        _mark_column(metric, heading, exact_cells, set() if is_uneven else competing)
+        for heading, exact_cells, is_uneven in zip(headings, column_cells, depends, strict=True)
     ]
 
 
