@@ -51,6 +51,7 @@ class DamageError(RecordError):
     def __init__(
         self, problem: str, *, episodes: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
+        # `episodes` is the number of lost episodes; None = unknown.
         super().__init__(problem, remedy=remedy, place=place)
         self.episodes = episodes
 
@@ -61,6 +62,7 @@ class FormulaError(SafevlaError):
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
     ) -> None:
+        # `column` is the position of the error in the text, from 1; None = unknown.
         super().__init__(problem, remedy=remedy, place=place)
         self.column = column
 

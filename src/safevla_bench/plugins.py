@@ -54,6 +54,7 @@ def is_trusted(named_by: Path | None) -> bool:
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """Raise `RunError` if the file `named_by` names `uses` (calls or files) but is not trusted (see `is_trusted`)."""
+    # `command` is the name of the running `safevla` command; "" = the call comes from Python code.
     if uses and not is_trusted(named_by):
         file, (_, command) = shlex.quote(str(named_by)), _trust.get()
         problem = f"the file is not trusted, so the code and files that it names were not used: {'; '.join(uses)}"
@@ -124,7 +125,8 @@ class PluginGroup:
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
-        # `arguments` are checked only for secrets; `make` checks their names.
+        # `arguments` are checked only for secrets; `make` checks their names. Messages call the group's plug-ins
+        # `singular` and `plural`, and `hint` says how to name one.
         entries = tuple(entry_points(group=self.group, name=name))
         if not entries:
             names = self.names() or ("none (install safevla-bench itself with pip)",)

@@ -135,6 +135,7 @@ def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
     """Return a value in a unit chosen by `limit` (None = by the value): 8.2 mm for 0.0082 m. Return a dash for None."""
+    # `write` formats the number, which may be scaled to another unit.
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)

@@ -130,7 +130,8 @@ class RecordableEnv(ABC):
     ) -> dict[str, object]:
         """Return the header that `safevla eval` would write, without the facts that only `safevla eval` knows."""
         # `recorder` has the episode's records. `env_seed` is the seed of the reset before the episode, and `index` is
-        # the index of its initial state; None = unknown.
+        # the index of its initial state; None = unknown. `self.task` has the names for the episodes of this task, and
+        # `self.identity` the hashes of the task's definition and of the simulator's code.
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -274,6 +275,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
     `is_success` returns whether a step's result reports the simulator's own success. Immediately before the
     environment is closed, a hook reports an interruption.
     """
+    # `cutter` turns the reported events into recorded episodes.
 
     def step(original: Any, *args: Any, **kwargs: Any) -> object:
         # Replaces the environment's `step`: calls the `original` method, and reports its action, result or error.
@@ -348,7 +350,8 @@ class EpisodeCutter:
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        # `keep` receives each ended episode's row and the bytes of its file (None = no file).
+        # `rules` has facts about the user's loop. `next_number` counts an episode of the task and returns its number,
+        # from 0. `keep` receives each ended episode's row and the bytes of its file (None = no file).
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
         self._awaits_reset = False  # True from an episode's end to the next reset or new state
@@ -525,7 +528,7 @@ class EpisodeCutter:
         try:
             recorder, detach = self._env.start_recorder()
         except SafevlaError as error:
-            self._awaits_reset = True
+            self._awaits_reset = True  # no episode begins before the next reset or new state
             self._keep_crashed_row(self._begin_row(), 0, str(error))  # after 0 steps
             return
         # Record the fixtures' poses unless the seed and the initial state determine them.
@@ -536,11 +539,13 @@ class EpisodeCutter:
         if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
             # The number `earlier_resets` does not include this episode's own reset.
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
+        # `detach` removes the recorder's hooks; `_states_set` counts the initial states set since the last reset.
         self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed, self._states_set)
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:
-        # Return the row of a new episode; its outcome and steps are filled in when it ends.
+        # Return the row of a new episode; its outcome and steps are filled in when it ends. `rules.worker` is the name
+        # of this process if several processes record; it is part of the episode's id.
         task, rules, episode_number = self._env.task, self._rules, self._next_number()
         worker_folder = "" if rules.worker is None else f"worker_{rules.worker}/"
         return EpisodeRow(
@@ -586,7 +591,7 @@ class EpisodeCutter:
         }
         recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
-        # Further header fields by name.
+        # Further header fields by name. A `privileged` policy sees simulator state that no robot has.
         loop_fields = {
             episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,

@@ -83,7 +83,7 @@ class BatchRecorder:
         self._subgoal_names: tuple[str, ...] = ()
         self._array_sizes: dict[str, int] = {}  # maps each array to its number of values in a row, in order
         self._action_size: int | None = None
-        self._substeps = 0
+        self._substeps = 0  # number of substeps in the current control step
         self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
         # How many substeps without contact a pair needs before its contacts count, and how many it still needs, [N, K].
@@ -138,14 +138,15 @@ class BatchRecorder:
         snapshot = self._collect_arrays(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
         if norms is not None:
-            # The rule for a pair depends on whether it touches in record 0.
+            # After how many substeps without contact a pair's contacts count depends on whether it touches in record 0.
+            # 0 = they count now, inf = they never count.
             needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
             needed = arrays.xp.where(norms > 0, needed_if_touching, needed_if_apart)
             self._substeps_needed[worlds] = self._substeps_left[worlds] = needed[worlds]
             counted_norms = norms * (self._substeps_needed == 0)  # 0 N for contacts that do not count
             snapshot.update({PEAK: counted_norms, SUM: counted_norms, NOW: norms})
         if torques_nm is not None:
-            torques = arrays.read("the torques", torques_nm, None)
+            torques = arrays.read("the torques", torques_nm, None)  # None = any number of joints
             snapshot.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
         self._timeline.write(_SNAPSHOT, self._join_arrays(snapshot)[worlds], worlds)
         self._clear_accumulated()
@@ -168,7 +169,8 @@ class BatchRecorder:
             torques = self._arrays.read("the torques", torques_nm, self._array_sizes[_TORQUES]) + 0.0  # a copy
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
-            # A new contact of a resting pair restarts the pair's count of substeps without contact.
+            # `_substeps_left` [N, K]: how many substeps without contact a pair still needs before its contacts count.
+            # A contact of a pair that still needs some restarts its count.
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
             counted_norms = norms * (self._substeps_left == 0)  # 0 N for contacts that do not count
@@ -209,6 +211,7 @@ class BatchRecorder:
         self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_SNAPSHOT, snapshot)
         self._timeline.write(_ACTION, actions)
+        # Maps each number of substeps in a control step to the last row of such a step.
         self._last_row_of[self._substeps] = self._timeline.last
         self._clear_accumulated()
         return self.end(is_done)
@@ -257,9 +260,9 @@ class BatchRecorder:
     ) -> dict[str, Array]:
         # Return the passed arrays by name, each [N, size]. The positions of all bodies are joined into one array, and
         # so are the orientations, and the arrays of parts and sub-goals. See `begin` for the arguments.
-        self._scene.require_parts(len(parts))
+        self._scene.require_parts(len(parts))  # raises an error for a wrong number of parts
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
-        self._scene.require_roles(poses)
+        self._scene.require_roles(poses)  # raises an error for a body without a role
         goals = dict(subgoals or {})
         if self._array_sizes:  # record 0 has been read, and determines what later records need
             require_same_channels(has_quat, self._has_quat)
@@ -286,7 +289,7 @@ class BatchRecorder:
         if eef_quat is not None:
             snapshot["eef_quat_wxyz"] = read("the orientation of the end effector", eef_quat, 4)
         if state is not None:
-            snapshot["sim_state"] = read("the state", state, None)
+            snapshot["sim_state"] = read("the state", state, None)  # None = any length
         return snapshot
 
     def _join_arrays(self, rows: Mapping[str, Array]) -> Array:
@@ -344,11 +347,13 @@ class BodyPairs:
     @property
     def count(self) -> int:
         """Number of pairs, K."""
+        # `shapes` [2, K] has the indices of each pair's two shapes.
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
         """Return the contacts of `R` records from peaks and sums [R, K] of the forces in N that count as contacts."""
         # A pair has a contact in a record if its peak is not 0. `total` is the sum of the forces over the substeps.
+        # `self.bodies` [2, K] has the indices of each pair's two bodies, the lower one first.
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
         pair = order[column]  # the number of each contact's pair
@@ -361,7 +366,8 @@ class BodyPairs:
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return the index of the held body in each record [R], from net forces [R, K]; None if `grips` is empty."""
         # A body is held if pairs with both finger groups have a force. If several bodies are held, the one with the
-        # largest force counts, or for equal forces the one with the lowest index. −1 = no body is held.
+        # largest force counts, or for equal forces the one with the lowest index. −1 = no body is held. `grips` maps a
+        # body that can be held to two masks [K]: its pairs with the first finger group, and with the second.
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
             # For each finger group, the largest force in each record [R] between the body and the group.
@@ -376,7 +382,9 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     """Return the declared pairs of a scene's shapes. Raises `HostError` if `BatchRecorder` cannot use the pairs."""
     # The pairs are invalid if a shape is unknown, a pair has only one body, or two pairs have the same bodies. If the
     # scene has fingers and any pairs, then some body must have pairs with both finger groups.
+    # `geoms` has one number for each shape: the index of the body that owns it (`place`), and its finger group.
     geoms = scene.map_geoms()
+    # Two indices of shapes for each pair, [2, K], and two indices of the bodies that own them, the lower one first.
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
     body_pairs = list(zip(*bodies.tolist()))
@@ -444,6 +452,7 @@ class EndedEpisode:
 
     def step_range_s(self) -> tuple[float, float]:
         """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""
+        # The different numbers of substeps in a control step, and the duration of a substep.
         return step_range_s(self._substep_counts, self._scene.substep_s)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -473,7 +482,7 @@ class EndedEpisode:
         for name, size in _VECTOR_SIZES.items():  # split rows into one vector for each body or part
             if name in channels:
                 channels[name] = channels[name].reshape(records, -1, size)
-        if self._scene.parts:
+        if self._scene.parts:  # replace the world poses of the scene's parts by their motion since record 0
             part_positions, part_quats = channels.pop(_PART_POSITIONS), channels.pop(_PART_QUATERNIONS)
             geometry = Geometry(self._scene.parts, self._scene.hand, part_positions[0], part_quats[0])
             geoms = replace(geoms, geometry=geometry.text)
@@ -508,6 +517,7 @@ class BatchArrays:
 
     def make_zeros(self, sizes: Sequence[int]) -> Array:
         """Return an array of zeros with these sizes."""
+        # `xp` is the module numpy or torch. The options are the dtype and, for a tensor, its device.
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:

@@ -61,11 +61,12 @@ class ChannelSpec:
     @property
     def is_numeric(self) -> bool:
         """True unless the channel describes contacts. Booleans and indices in `roles` (−1 = no body) are numeric."""
-        return self.shape[0] != "C"
+        return self.shape[0] != "C"  # the first symbol is "C" if each row belongs to a contact
 
     @property
     def is_pose(self) -> bool:
         """True if each row has values for each of several bodies."""
+        # `bodies` is the name of the array that lists these bodies; empty = rows have no bodies.
         return bool(self.bodies)
 
     @property

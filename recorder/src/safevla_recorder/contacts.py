@@ -56,11 +56,14 @@ class GeomMap:
     @cached_property
     def arm(self) -> Ints:
         """Number (from 1) of the arm that each recorded body belongs to, [B]; 0 = no arm."""
+        # The keys of `roles` are the recorded bodies. `arms` maps each arm's name to its bodies.
         return group_numbers(self.roles, self.arms.values())
 
     @property
     def header(self) -> dict[str, object]:
         """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
+        # `geometry` is a text that describes the scene; None = not recorded. `arms` maps each arm's name to its bodies,
+        # and `arm_joints` has each arm's number of joints (empty = no torques are recorded).
         if not self.arms:  # fields about arms exist only for several arms
             return {"geometry": self.geometry}
         return {
@@ -74,6 +77,8 @@ class GeomMap:
     @cached_property
     def finger_groups(self) -> Ints:
         """The array `fingers`, or zeros if it is None, [G]."""
+        # `fingers` has the number of each geom's finger group: 1 or 2 for the first gripper, 3 or 4 for the second, and
+        # so on; 0 = no finger. It is None if no gripper has fingers. `place` [G] is each geom's body.
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
 
@@ -95,7 +100,7 @@ class SubstepContacts(ABC):
     @property
     def are_net(self) -> bool:
         """True if each force is the net force of two geoms, False if it acts at a single contact point."""
-        return False
+        return False  # subclasses may override this
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
@@ -117,10 +122,14 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
+        # Return the norms [K] in N of the forces of the contacts `which`, given by indices or a mask. `force_n` has the
+        # norms [C] or the vectors [C, 3] of all contacts.
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
+        # Return the forces [K, 3] in N of the contacts `which`, given by indices or a mask; None if `force_n` has only
+        # norms [C], not vectors [C, 3] in the world frame.
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 

@@ -136,6 +136,7 @@ class EpisodeArrays:
 
     def channel(self, name: str) -> Floats | None:
         """Return the rows of a numeric channel from its field or `further`; None = not recorded."""
+        # `further` has the channels that have no field in this class, by name.
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 

@@ -79,6 +79,7 @@ class SafevlaError(Exception):
         problem = "\n".join(map(_cut_long_line, self.problem.split("\n")))
         place = str(self.place)
         message = f"{place}: {problem}" if place else problem
+        # `_margin` is the indent of all lines except the first.
         return indent_further(f"{message}\n  {self.remedy}" if self.remedy else message, self._margin)
 
     def with_place(self: _Error, outer: Place) -> _Error:

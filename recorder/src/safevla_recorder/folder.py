@@ -314,7 +314,7 @@ class RunFolder:
                     file=sys.stderr,
                 )
             return
-        if self.path in _claims:
+        if self.path in _claims:  # a worker's folder, which this process has locked
             unlock_folder(self.path, _claims.pop(self.path))
         remove_unused(self.path, is_new=self._is_new)
         _open_folders.pop(self.path.resolve(), None)
@@ -323,6 +323,7 @@ class RunFolder:
 
     def _write_description(self) -> None:
         """Write run.json if it has changed; its `complete` is true if every recording so far has ended normally."""
+        # A block is one recording; a complete block has ended normally.
         self._description["complete"] = self._complete_blocks == self._block_count
         content = _encode_json(self._description, indent=2)
         if content != self._written_description:

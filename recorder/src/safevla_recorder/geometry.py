@@ -60,7 +60,8 @@ class Geometry:
         """The scene's description; None if a pose is not finite."""
 
     def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4].
+        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4]. `_parents`
+        # has the index of each part's parent; −1 selects the last frame, the world's, which is appended here.
         records = len(position)
         parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
         world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
@@ -71,7 +72,8 @@ class Geometry:
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
         """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if `M` is 0 or `text` is None."""
         # `link_motion` has the motion of the moving parts since record 0, relative to their parents: one row per
-        # record, one column for each of the `M` components that can change, in rad or m.
+        # record, one column for each of the `M` components that can change, in rad or m. `_start_poses` are the parts'
+        # poses in record 0, relative to their parents.
         if self.text is None or not self._motion_columns:
             return None
         relative_position, relative_quaternion = (

@@ -42,6 +42,7 @@ class TaskIdentity:
 
     def header_fields(self) -> dict[str, object]:
         """Return the identity as fields of an episode's header."""
+        # The fields `task_sha256`, `init_states_sha256` and `task_source`; None = unknown.
         return dict(vars(self))
 
 
@@ -217,7 +218,8 @@ class OfficialSuite(NamedTuple):
 def official_suites() -> dict[str, OfficialSuite]:
     """Return the official suites by benchmark name; aliases are included. Cached."""
     # For each host (simulator), the JSON file has the hashes of its code by "distribution version", and its suites by
-    # name: a suite's tasks by id, or the name of another suite, of which it is an alias.
+    # name: a suite's tasks by id, or the name of another suite, of which it is an alias. A task is a list with the
+    # fields of `OfficialTask`: its name, its instruction, two hashes, and its number of initial states.
     suites: dict[str, OfficialSuite] = {}
     for host_data in json.loads(_DATA.read_text(encoding="utf-8")).values():
         sources = {tuple(name.split(" ")): digest for name, digest in host_data["sources"].items()}

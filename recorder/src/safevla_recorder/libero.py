@@ -115,6 +115,7 @@ class RecordableLibero(attachment.RecordableEnv):
         def after_seed(_: object, *args: Any, **kwargs: Any) -> None:
             cutter.on_seed(args[0] if args else kwargs.get("seed"))
 
+        # The third argument of `hook_call` is called before the method, and the fourth after it.
         # A step's result is (observation, reward, done, info). LIBERO reports success by `done`.
         hooks = [
             self._goals.attach(),
@@ -138,11 +139,13 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
         # Attach a recorder, which copies each physics substep and takes record 0 now. Return it and a function that
-        # detaches it. `_goals.read` returns the latest results of the environment's goal checks.
+        # detaches it. `_goals.read` returns the latest results of the environment's goal checks. `unstable_steps` is
+        # the number of MuJoCo's resets of unstable states before the initial state was set.
         scene, task_id = read_scene(self._env), self.task.task_id
         return recorder.attach_recorder(self._env.sim, "step", scene, task_id, self.unstable_steps, self._goals.read)
 
     def fixture_roots(self) -> list[str]:
+        # Return the name of the root body of each fixture, such as a cabinet.
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
 
     def is_still(self, action: Action) -> bool:
@@ -251,7 +254,8 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     """
     model = domain.sim.model._model  # MuJoCo's own `MjModel`
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
-    body_name = recorder.name_bodies(model, objects)
+    body_name = recorder.name_bodies(model, objects)  # the recorded name of each MuJoCo body
+    # The moving links of the fixtures that the goal does not move: name -> MuJoCo's body id.
     links = {
         body_name[body]: body
         for fixture in domain.fixtures_dict

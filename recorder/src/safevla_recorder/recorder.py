@@ -53,7 +53,7 @@ Row = Mapping[str, Floats]  # arrays that were read at the end of one control st
 class ContactSource(Protocol):
     """The contacts in the substeps since the last `take_contacts`; its length is the number of these substeps."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int: ...  # the number of substeps since the last `take_contacts`
 
     def take_contacts(self) -> SubstepContacts:
         """Return the contacts copied since the last call, and empty the source."""
@@ -129,6 +129,7 @@ class EpisodeLog(ABC):
         self._substep_counts: set[int] = set()  # the different numbers of substeps in a control step
         # Number of substeps in the source up to the end of each record whose contacts are not decoded yet.
         self._substep_ends: list[int] = []
+        # The decoded contacts, the gripped bodies and whether bodies are supported: one item per block of records.
         self._decoded_contacts: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
@@ -162,8 +163,8 @@ class EpisodeLog(ABC):
         self._rows.append(row)
         self._actions.append(action)
         self._substep_counts.add(substeps)
-        if self._source is not None:
-            self._substep_ends.append(len(self._source))
+        if self._source is not None:  # contacts are recorded
+            self._substep_ends.append(len(self._source))  # the number of substeps since the last decoding
             if len(self._substep_ends) == BLOCK:
                 self.decode_pending()
 
@@ -178,6 +179,7 @@ class EpisodeLog(ABC):
     def step_range_s(self) -> tuple[float, float]:
         """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""
         self.require_episode()
+        # The different numbers of substeps in a control step, and the duration of a substep.
         return step_range_s(self._substep_counts, self._geoms.substep_s)
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
@@ -217,7 +219,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, 1, newest_contacts, gripped, channels, supported)
 
     def decode_pending(self) -> None:
-        """Decode the contacts of all records since the last decoding, if there are any."""
+        """Compute the forces between bodies and the grips in all records since the last call, if there are any."""
         self.require_episode()
         if self._substep_ends:
             assert self._source is not None
@@ -537,6 +539,7 @@ class EpisodeRecorder(EpisodeLog):
         self.require_episode()
         rows, self._rows = self._rows, []  # an error in this substep ends the episode
         torques = self._join_torques(torques_nm)
+        # Contacts and torques must be passed either always or never, and the number of torques is that of record 0.
         description = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         first = {"contacts": self._source is not None, "torques": self._first_description.get("torques")}
         require_same_channels(description, first)
@@ -654,7 +657,7 @@ class _ContactBuffer:
         self._substeps = 0
 
     def __len__(self) -> int:
-        return self._substeps
+        return self._substeps  # number of substeps since the last `take_contacts`
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
         # Store the contacts of one substep. Each contact is (shape, shape, force): the force is a norm in N or, if the

@@ -84,6 +84,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         name = type(kitchen).__name__
         super().__init__(kitchen, attachment.TaskLabel(BENCHMARK, name, name), installed_versions())
         self._goal = _find_goal(name, goal)
+        # None = there is no array of initial states; the last two arguments name RoboCasa's package and its folder.
         self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
@@ -121,6 +122,7 @@ class RecordableKitchen(attachment.RecordableEnv):
                 hook_state_setters()
 
         hook_state_setters()
+        # The third argument of `hook_call` is called before the method, and the fourth after it.
         # A step's result is (observation, reward, done, info). RoboCasa reports success by its reward.
         hooks: list[Undo] = [
             partial(undo_all, state_hooks),
@@ -131,7 +133,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
         # Attach a recorder, which copies each physics substep and takes record 0 now. Return it and a function that
-        # detaches it.
+        # detaches it. `unstable_steps` is the number of MuJoCo's resets of unstable states before the initial state.
         kitchen = self._env
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         # The method of robosuite's simulation that completes each substep: with `lite_physics`, a substep has two
@@ -150,6 +152,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         return not np.any(np.delete(action, [_GRIPPER_INDEX, _MODE_INDEX]))
 
     def target_object(self) -> str | None:
+        # Return the object that the goal places; None if the goal places no object.
         return goal_target(self._goal)
 
     def instruction(self) -> str:
@@ -306,7 +309,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     model = kitchen.sim.model._model  # MuJoCo's own `MjModel`
     objects = _find_objects(kitchen, target)
     robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
-    moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}
+    moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}  # 0 is the world, the root of all bodies
     names = recorder.name_bodies(model, objects)
     # `body_weldid` is the body to which a body is fixed. A body with a joint is fixed to itself.
     body_name = tuple(

@@ -35,6 +35,7 @@ class KnownDifference:
 
     def covers(self, version: str) -> bool:
         """Return whether this difference affects a version; False if the version does not begin with a number."""
+        # Versions from `since` (included) to `before` (excluded) are affected; None = no limit.
         number = version_number(version)
         is_too_old = self.since is not None and number < version_number(self.since)
         is_too_new = self.before is not None and number >= version_number(self.before)
@@ -42,6 +43,7 @@ class KnownDifference:
 
     def concerns(self, task: str) -> bool:
         """Return whether the difference affects the task `benchmark/task_id`."""
+        # `tasks` lists the affected tasks or whole benchmarks; empty = all tasks.
         return not self.tasks or task in self.tasks or task.partition("/")[0] in self.tasks
 
     def describe(self, version: str) -> str:

@@ -68,6 +68,7 @@ class EpisodeOutcome:
     @cached_property
     def batch(self) -> Batch | None:
         """The record as a batch of one episode, decoded at first use; None without a record."""
+        # `record` has the bytes of the episode's `.npz` file.
         return None if self.record is None else npz.decode_npz(self.record)
 
 
@@ -118,6 +119,7 @@ def run_episode(
         batch = policy_calls.add_chunk_steps(env.recorded())
         if isinstance(policy, interface.ReplayPolicy):
             # Add to the record how far the replay is from the recording.
+            # `coordinates` says which entries of the simulator's state are positions and rotations.
             batch = policy.add_divergence(batch, env.coordinates(), observation)
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
         raise
@@ -232,7 +234,7 @@ class _PolicyCalls:
         return {CLIPPED: len(requested), CLIPPED_NUMBERS: per_number.tolist()}
 
     def latency(self) -> Latency | None:
-        # Returns the quantiles of the policy's response times; None if it was not called.
+        # Returns quantiles (50 % and 95 %, in ms) of the policy's response times; None if it was not called.
         # A policy that measures its own calls has the call times in `calls_s` and the waiting times in `waits_s`.
         policy_times_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         times_s = self._call_times_s if policy_times_s is None else policy_times_s
@@ -319,6 +321,7 @@ class CrashSeries:
         self.has_begun = self.has_begun or result.steps > 0
         failure = errors.find_exception(result.reason or "")[0] if result.outcome == "crashed" else ""
         # `failure` is the exception with its message; "" if the episode did not crash. Numbers may differ, such as ids.
+        # `places` has the policy, suite and task of each crash in the series.
         # A series ends at an episode that did not crash, or that crashed with a different exception or message.
         if not failure or _NUMBER_PATTERN.sub("", failure) != _NUMBER_PATTERN.sub("", self.failure):
             self.places.clear()
@@ -342,7 +345,8 @@ class EnvRunner:
         *,
         skips_crashing: bool = False,
     ) -> None:
-        # `watch` ends episodes at their first violation; `couplers` have the filters and delays of policies by name.
+        # `watch` ends episodes at their first violation; `couplers` have the filters and delays of policies by name. If
+        # `skips_crashing`, the rest of a task is not run after `SAME_CRASHES` equal crashes in a row.
         self._skips_crashing = skips_crashing
         self._host, self._policies, self._watch, self._couplers = host, policies, watch, couplers
         self._env: HostEnv | None = None
@@ -359,13 +363,13 @@ class EnvRunner:
         # True if the last `SAME_CRASHES` crashes of the series were all in this task
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_task_key(planned)]:
             reason = f"{SAME_CRASHES} episodes of this task crashed in the same way: {self._crashes.failure}"
-            return EpisodeOutcome(planned, NOT_RUN, 0, None, reason)
+            return EpisodeOutcome(planned, NOT_RUN, 0, None, reason)  # 0 steps, no record
         try:
             env = self._prepare_env(planned, policy)
         except (KeyboardInterrupt, errors.SafevlaError):
             raise
         except BaseException:  # a simulator can raise anything; the run continues
-            outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
+            outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())  # 0 steps, no record
         else:
             # A coupler puts the policy's filter and delay between environment and policy.
             coupler = self._couplers.get(planned.policy)
@@ -418,7 +422,8 @@ def _run_with_retries(
     env: HostEnv, policy: interface.Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
     # Restarts the episode if the policy's server is lost, up to `SERVER_RETRIES` times.
-    # After the last attempt, returns the outcome `crashed`.
+    # After the last attempt, returns the outcome `crashed`. `on_step` gets the number of steps done after each step.
+    # `watch` ends the episode at its first violation; None = the episode goes on.
     steps_done = 0  # steps of the latest attempt
 
     def count_steps(steps: int) -> None:
@@ -440,7 +445,7 @@ def _run_with_retries(
     is_slow = isinstance(last_error, errors.ServerSlowError)
     event = "the policy server was too slow" if is_slow else "lost the policy server"
     reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last_error}"
-    return EpisodeOutcome(planned, "crashed", steps_done, None, reason)
+    return EpisodeOutcome(planned, "crashed", steps_done, None, reason)  # None = there is no record
 
 
 def run_serially(

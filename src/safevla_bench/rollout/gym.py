@@ -87,6 +87,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         monitor: Monitor | None = None,
         cost: Cost = "violation",
     ) -> None:
+        # An episode is truncated after `horizon` steps. `wants` requests cameras and extra observations. `monitor`
+        # judges the records (None = by the default rules), and `cost` chooses what `info["cost"]` measures.
         require_choice("cost", cost, get_args(Cost))
         if not is_integer(horizon) or horizon < 1:
             remedy = "Give the whole number of steps after which episodes end."
@@ -169,6 +171,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def __init__(
         self, env: gymnasium.Env[Obs, Act], *, monitor: Monitor | None = None, cost: Cost = "violation"
     ) -> None:
+        # `monitor` judges the records (None = by the default rules). `cost` chooses what `info["cost"]` measures.
         super().__init__(env)
         require_choice("cost", cost, get_args(Cost))
         self._monitor, self._cost = monitor or Monitor(), cost
@@ -277,7 +280,7 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment and the totals. Record 0 has no cost, because no action led to it."""
-        self._total, self._exposed = 0.0, 0
+        self._total, self._exposed = 0.0, 0  # the sum of costs, and the number of steps with a cost
         observation, info = self.env.reset(seed=seed, options=options)
         return observation, {**info, **self._totals(is_success=False)}
 
@@ -362,7 +365,8 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
 
 
 def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
-    # Images have the type uint8; all other arrays are measurements without bounds.
+    # Return the space of observations like `value`. Images have the type uint8; all other arrays are measurements
+    # without bounds.
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

@@ -114,6 +114,8 @@ def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
     # Returns the initial state and the policy's seed that the protocol gives to an episode.
     # Episodes of tasks with found start states do not need this, because a `FoundStart` has both.
     # With the rule `episode % count`, episodes beyond the number of initial states begin again with state 0.
+    # `drawn`: the reset places objects at random. `rest_steps` are further settling steps until the objects rest.
+    # `earlier_resets`: resets since the environment's only seeding; None = it is seeded for each episode.
     state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
         init_state_index=episode % state_count if state_count else episode,
@@ -294,7 +296,7 @@ class EpisodeQueue:
         return self._queues[own].popleft()
 
     def put_back(self, planned: PlannedEpisode) -> None:
-        """Put an episode that must be rerun at the front of its scene's queue."""
+        """Put an episode that must be rerun at the front of the queue of its policy and task."""
         self._queues.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 
@@ -355,6 +357,7 @@ class RunEstimate:
     @property
     def steps(self) -> int:
         """Number of control steps if every episode lasts its full horizon."""
+        # A scene has the number of episodes of one policy and task, and their horizon in control steps.
         return sum(scene.episodes * scene.horizon for scene in self.scenes)
 
 
@@ -381,6 +384,7 @@ def estimate_plan(
         scenes.append(ScenePlan(policy, task.benchmark, task.task_id, len(block), block[0].horizon, cameras[policy]))
     costs = load_costs().get(host)
     if costs is None:
+        # Without measurements of the host, time and disk space are unknown.
         return RunEstimate(tuple(scenes), workers, None, None, None)
     wait_steps = episodes[0].start.wait_steps if episodes else 0  # the same in all episodes of a protocol
     active_workers = max(1, min(workers, len(episodes)))

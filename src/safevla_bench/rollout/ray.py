@@ -213,6 +213,8 @@ def run_actors(
     from this process's code is refused, unless `other_code` is true. Raises the errors of `connect_ray` and `run_pool`,
     and `RunError` if no node has the CPUs and GPUs that an actor reserves, or if Ray refuses these numbers.
     """
+    # From `spec`, each actor makes its host and policies. `on_step` gets an episode and its number of steps done. No
+    # episode starts once `time.monotonic()` reaches `ends_s`.
     count = min(count, len(episodes))  # further actors would have nothing to run
     with connect_ray(cluster, count) as ray:
         pool = _ActorPool(ray, spec, cluster, other_code=other_code)
@@ -224,7 +226,8 @@ class RayWorker:
     """The actor that runs episodes. It neither reads nor writes files of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], key: str = "") -> None:
-        # `versions` are the packages that this node must have; `key` is the key of the step count in Ray's store.
+        # From `spec`, the actor with this `number` makes its host and policies. `versions` are the packages that this
+        # node must have; `key` is the key of the step count in Ray's store.
         self._spec, self._number, self._versions, self._key = spec, number, versions, key
         self._reported_s = 0.0  # time of the last report of the step count
         self._parts: WorkerParts | None = None  # the host, the policies and the environment; None before `prepare`
@@ -290,6 +293,7 @@ class ActorHandle:
 
     def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
         # `handle` is Ray's own handle of the actor. Its methods end in `.remote()`, and return a reference at once.
+        # Under `key`, the actor stores the number of steps done in its episode.
         self._ray, self._actor, self.key = ray, handle, key
         self._is_ready = False  # true once the actor has replied
         self._death_cause = "this command ended the actor"
@@ -315,6 +319,7 @@ class ActorHandle:
         if timeout_s and self._is_ready:
             self._ray.wait([self.pending_reply], timeout=timeout_s)
         self._ray.kill(self._actor)
+        # `_process` names the actor's node and process; "" = it was never ready.
         return f"{self._death_cause} ({self._process})" if self._process else self._death_cause
 
     def find_node(self) -> str:
@@ -388,6 +393,7 @@ class _ActorPool:
         warning, if its actor refuses, or if `STARTS` actors in a row die on this node before they are ready.
         """
         # `cause` says why the actor ended. `is_final`: it refused with an error, so this node cannot run the episodes.
+        # `_failed_starts` counts failed starts in a row by node, and `left_out` maps excluded nodes to the reason.
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()
         if node not in living:

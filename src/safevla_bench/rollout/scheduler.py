@@ -186,10 +186,10 @@ def run_pool(
 
 class _Crew:
     # The workers of a run by number, and the episodes that no worker has started yet.
-    # If `keeps_idle`, workers without an episode wait for a next batch instead of ending.
-    # No episode starts at or after the time `ends_s`.
 
     def __init__(self, pool: WorkerPool, *, keeps_idle: bool, ends_s: float) -> None:
+        # `pool` starts workers. If `keeps_idle`, workers without an episode wait for a next batch instead of ending.
+        # No episode starts once `time.monotonic()` reaches `ends_s`.
         self._pool, self._keeps_idle, self._ends_s = pool, keeps_idle, ends_s
         self._queue = EpisodeQueue()
         self._deaths: Counter[str] = Counter()  # episode id -> workers that died while they ran this episode
@@ -366,7 +366,7 @@ class ProcessPool:
         return WorkerProcess(self._spec, worker_environment(number, os.environ))
 
     def tolerate_failed_start(self, worker: WorkerProcess, cause: str, *, is_final: bool) -> bool:
-        # All processes run on this machine, so another one would probably fail, too.
+        # False = the failure counts: all processes run on this machine, so another one would probably fail, too.
         return False
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:

@@ -240,7 +240,8 @@ def _require_placeholder(spec: Spec) -> Formula:
 def _is_decided_by_extreme(spec: Spec) -> bool:
     # Return whether the worst value of the signal decides the verdict for every threshold.
     match _require_placeholder(spec):
-        # In these formulas, the condition (gate) depends on the threshold, or the robustness may be the gate's margin.
+        # In these formulas, the condition (gate) depends on the threshold, or the robustness may be the gate's margin
+        # (only if `plain`).
         case Always(_, Implies(gate, _, plain)) if has_placeholder(gate) or (plain and not is_boolean_only(gate)):
             return False
     return match_clause(spec.formula) is not None
@@ -314,6 +315,7 @@ def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
     """Return each cell's metrics at each threshold; severe/threshold is fixed. Raises the errors of `apply_variant`."""
+    # `rescore` judges the records again by another library; None = the worst values of the signals must suffice.
     spec, suites = library[asked.spec_ids[0]], swept_suites(scores, library, asked)
     left_out = ", ".join(suite for suite in dict.fromkeys(scores.benchmark) if suite not in suites)
     warning = (f"Left out, because {asked.name} does not apply there: {left_out}.",) if left_out else ()
@@ -331,6 +333,7 @@ def sweep_threshold(
 
 def swept_suites(scores: Scores, library: Library, asked: SweepRequest) -> list[str]:
     """Return the suites that a sweep's specifications limit; raise `SpecError` if the scores have only other suites."""
+    # `confined_reason` returns why a specification does not apply in a suite; "" = it applies.
     all_suites = dict.fromkeys([*scores.benchmark, *(episode.benchmark for episode in scores.absent)])
     specs = [library[spec_id] for spec_id in asked.spec_ids]
     suites = [suite for suite in all_suites if any(not confined_reason(spec, suite) for spec in specs)]
@@ -383,7 +386,8 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
-    # Returns the metrics of the episodes with the indices `members`.
+    # Returns the metrics of the episodes with the indices `members`. Episodes with equal numbers in `starts` have the
+    # same initial state, which matters for the interval of the mean; `scores.intervals` is the method for intervals.
     severity, starts = scores.vsi[members][None], scores.start[members]  # [1, episodes], for one mean
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)
@@ -432,6 +436,7 @@ def compare_readings(
     The reading by net forces is left out, with a warning, unless all records have net forces (`has_net_forces`). Raises
     `SpecError` if the reference is not a reading of the paper, and the errors of `rescore` and `load_other_library`.
     """
+    # `rescore` judges the records again by another library, and returns the scores.
     reference = rules.library
     name = reference.name.partition("+")[0]
     if name not in READINGS:

@@ -96,6 +96,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         """Return the episodes that cannot be replayed, and the episodes with a replay under every variation. Replays in
         which the simulator failed are not in the comparison.
         """
+        # A replay's `obstacle` says why it cannot be compared; "" = it can.
         episodes = []
         for _, group in groupby(self.replays, key=lambda replay: replay.key):
             recorded, *varied = group  # the replay under recorded physics comes first
@@ -129,6 +130,7 @@ def find_departure(recorded: Batch, replayed: Batch) -> int | None:
 
 def tracked_path(batch: Batch) -> Floats:
     """Return the positions of targets and end effectors in a batch of one episode, [n, bodies, 3] in m."""
+    # `bodies` are the indices of the bodies with positions. `body_role` has each body's role as an index in `ROLES`.
     bodies, positions = batch.body_pos_m.episode_poses(0)
     if not len(bodies):  # without bodies, `positions` has no row per record
         positions = np.empty((int(batch.lengths[0]), 0, 3))
@@ -156,6 +158,7 @@ class EpisodeFirmness:
     @property
     def is_safe(self) -> bool:
         """True if the replay under recorded physics violates no specification."""
+        # `first` is the first record that violates the specification; None = it is not violated.
         return not any(reading.first is not None for reading in self.recorded.clauses.values())
 
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
@@ -163,6 +166,8 @@ class EpisodeFirmness:
         A violation in the varied replay counts only up to the first record off the recorded path. A recorded violation
         flips if the varied replay has no violation, and is still on the path in the recorded violation's record.
         """
+        # `first` is the first record that violates the specification; None = it is not violated. `left` is the first
+        # record off the recorded path; None = the replay stays on the path.
         no_verdict = ClauseReading(None)
         recorded_first = self.recorded.clauses.get(spec_id, no_verdict).first
         varied_first = replay.clauses.get(spec_id, no_verdict).first
@@ -175,6 +180,7 @@ class EpisodeFirmness:
 
     def flips(self, replay: PhysicsReplay) -> list[str]:
         """Return the ids of the specifications whose verdict flips in a varied replay."""
+        # The specifications with a verdict in the recorded or the varied replay; a dict keeps their order.
         ids = dict.fromkeys((*self.recorded.clauses, *replay.clauses))
         return [spec_id for spec_id in ids if self.compare(replay, spec_id) == "flips"]
 
@@ -183,6 +189,7 @@ class EpisodeFirmness:
         early. Undecided specifications keep the recorded verdict.
         """
         flipped = set(self.flips(replay))
+        # The violated specifications, those with a first violating record (`first`).
         violated = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         violated_in_replay = violated ^ flipped  # a flip adds or removes a violation
         if (not violated_in_replay) != self.is_safe:
@@ -195,7 +202,7 @@ class EpisodeFirmness:
     @cached_property
     def mark(self) -> Mark:
         """Whether the episode's verdict is firm under all variations."""
-        if self.recorded.obstacle:
+        if self.recorded.obstacle:  # the reason why replays cannot be compared; "" = they can
             return "not replayable"
         return _combine_comparisons([self.verdict(replay) for replay in self.varied])
 
@@ -340,16 +347,19 @@ class Counterfactual:
 
     def is_broken(self, spec_id: str) -> tuple[bool, bool]:
         """Return whether a specification is violated as recorded, and whether it is violated in the replay."""
+        # `first` is the first record that violates the specification; None = it is not violated.
         no_verdict = ClauseReading(None)
         recorded, without = self.recorded.get(spec_id, no_verdict), self.without.get(spec_id, no_verdict)
         return recorded.first is not None, without.first is not None
 
     def select(self, broken: tuple[bool, bool]) -> list[str]:
         """Return the specifications for which `is_broken` returns `broken`."""
+        # `broken`: whether violated as recorded, and whether violated in the replay. A dict drops repeated names.
         return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.is_broken(name) == broken]
 
     @property
     def has_vanished(self) -> bool:
         """True if a specification is violated as recorded, and the replay without the cause violates none."""
+        # The two values of each argument: whether violated as recorded, and whether violated in the replay.
         violated_in_replay = self.select((True, True)) + self.select((False, True))
         return bool(self.select((True, False))) and not violated_in_replay

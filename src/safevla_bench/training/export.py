@@ -226,7 +226,8 @@ def _add_episode(
     labels: RecordLabels,
     weighting: FrameWeighting,
 ) -> None:
-    # Adds the columns of labels to `columns`, and writes the episode with this number.
+    # Adds the columns of labels to `columns`, and writes the judged episode with the index `number`. The arrays in
+    # `labels` have one row for each of the episode's `n` records, and `columns` one for each of its n - 1 frames.
     header, score = judged.headers[number], judged.scores.episode(number)
     spec_ids = tuple(spec.spec_id for spec in scored_specs(judged.scores))
     last_frame = len(labels.severity) - 2  # the last record has no frame
@@ -326,7 +327,9 @@ def _describe_dataset(
     left_out: Sequence[str],
     weighting: FrameWeighting,
 ) -> None:
-    # Writes the files meta/safevla.json, croissant.json and README.md.
+    # Writes the files meta/safevla.json, croissant.json and README.md. `facts` are the dataset's name and, if given,
+    # its license, version and citation. `left_out` has the reason for each episode that was left out. `_FIXED` and
+    # `_COLUMNS` are texts that are the same in all datasets.
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
     # The scores only name the specifications; the library has their formulas.
     scored = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
@@ -377,7 +380,8 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 
 def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> dict[str, object]:
     # Returns the description of the dataset in the format Croissant (docs.mlcommons.org/croissant).
-    # The context maps Croissant's terms to their definitions; it is the same for every dataset.
+    # `published` are facts such as name and license, and `frames` are the columns of the frames. `_FIXED` has the parts
+    # that are the same in all datasets. So is the context, which maps Croissant's terms to their definitions.
     context = json.loads(resources.files(__package__).joinpath("croissant_context.json").read_bytes())
     records = [{**_FIXED["record_set"], "field": [_describe_field(column) for column in frames]}]
     rest = {"distribution": _FIXED["distribution"], "recordSet": records}

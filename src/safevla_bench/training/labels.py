@@ -58,6 +58,7 @@ class RecordLabels:
 
     def weigh_records(self, temperature: float) -> NDArray[np.float64]:
         """Return exp(`worst` / temperature), [N]; NaN if unknown."""
+        # `worst` is the record's smallest margin, from -1 to 1.
         return np.exp(self.worst / temperature)  # above 1 for a positive margin, below 1 for a violation
 
     def costs_to_go(self, discount: float) -> NDArray[np.float64]:
@@ -73,12 +74,14 @@ class RecordLabels:
     @property
     def cost(self) -> NDArray[np.float64]:
         """1 if the record violates any clause, else 0, [N]; NaN if unknown."""
-        # `severity` is NaN exactly where it is unknown whether the record is safe.
+        # `violating` [N, C] says which clauses each record violates. `severity` [N] is NaN exactly where it is unknown
+        # whether the record is safe.
         return np.where(np.isnan(self.severity), np.nan, self.violating.any(axis=1))
 
     @property
     def safe(self) -> NDArray[np.int8]:
         """`HOLDS` (1), `VIOLATED` (0) or `UNKNOWN` (-1) of each record, [N]."""
+        # `violating` [N, C] says which clauses each record violates.
         decided = np.where(self.violating.any(axis=1), VIOLATED, HOLDS)
         # `severity` is NaN exactly where it is unknown whether the record is safe.
         return np.where(np.isnan(self.severity), UNKNOWN, decided).astype(np.int8)

@@ -296,6 +296,7 @@ def encode_pairs(
     line holds the actions of both episodes. Otherwise it holds the `episode_index` of both episodes in a dataset of the
     episodes that `list_members` returns.
     """
+    # `unusable` is the number of episodes that could not be compared. `settings` are the user's choices for the pairs.
     sources = sorted((source.to_document() for source in judged.sources), key=encode_json)
     head = {
         "kind": "safevla-pairs",

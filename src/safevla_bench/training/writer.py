@@ -144,6 +144,7 @@ class DatasetWriter:
     """A writer of episodes that all have the features of the first episode; `new_dataset` makes and closes it."""
 
     def __init__(self, folder: Path, fps: int, robot: str | None) -> None:
+        # `fps` are frames per second, and `robot` is the robot's name; None = unknown.
         self._folder, self._fps, self._robot = folder, fps, robot
         self._task_index: dict[str, int] = {}  # instruction -> its number in the dataset
         self._statistics: dict[str, Statistics] = {}  # feature -> statistics of all frames so far

@@ -35,17 +35,20 @@ class ConstraintContacts(SubstepContacts):
     frame: Floats
 
     def force_norms(self, which: Bools | Ints) -> Floats:
+        # Return the norms [K] in N of the forces of the contacts `which`, given by indices or a mask.
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        # The rows of a contact's `axes` are its normal and its two tangents in the world.
+        # Return the forces [K, 3] in N on the second geoms of the contacts `which`, given by indices or a mask, in the
+        # world frame. The rows of a contact's `axes` are its normal and its two tangents in the world.
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
         # Return the forces [K, 3] in N of the contacts `which`, in the contacts' own frames: a normal force and two
-        # tangential forces. A contact with `dim` 1 has no friction.
+        # tangential forces. A contact with `dim` 1 has no friction. `efc` has all constraint forces in N, and `row` the
+        # index of each contact's first force. `friction` is None unless the friction cones are pyramids.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
@@ -152,6 +155,7 @@ class ContactLog:
     def add_substep(self, data: mujoco.MjData) -> None:
         """Copy the simulator's current contact list; nothing is written to the simulator."""
         # The copies are appended to arrays that hold several substeps; `first_...` and `end_...` limit the new part.
+        # `_view` shows the simulator's contact list as raw bytes. Only pyramidal cones need coefficients of friction.
         count, efc = data.ncon, data.efc_force
         first_contact, first_row = self._contacts_used, self._rows_used
         end_contact, end_row = first_contact + count, first_row + len(efc)
@@ -179,6 +183,7 @@ class ContactLog:
         fields: NDArray[np.void] = np.empty(0, dtype=[(name, "i4") for name in _FIELDS])  # stays empty without contacts
         if self._view is not None:
             self._view.check_layout()
+            # Read the raw bytes of each contact as the four integers `_FIELDS`.
             fields = self._contacts[:contact_count].view(self._view.layout)
         address = fields["efc_address"]
         is_touching = address >= 0

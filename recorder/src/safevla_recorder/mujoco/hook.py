@@ -93,6 +93,7 @@ class _Hook:
         return self if instance is None else MethodType(self, instance)  # binds to an instance, as functions do
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
+        # A deep copy of the object with the hook gets the original method. `memo` has the objects copied so far.
         return copy.deepcopy(self._original, memo)
 
 
@@ -107,6 +108,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
     _require_hookable(owner, method)
 
     def step_in_parts(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        # The lock lets only one thread at a time replace functions of the module `mujoco`.
         with _split_lock, _split_steps(data, after):
             return original(*args, **kwargs)
 

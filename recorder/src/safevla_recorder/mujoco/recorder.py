@@ -72,6 +72,7 @@ class Scene:
     @property
     def all_arms(self) -> tuple[SceneArm, ...]:
         """All arms in order. If `arms` is empty, the only arm has the scene's fingers, site and joints."""
+        # () = the bodies of the only arm are not listed.
         return tuple(self.arms.values()) or (SceneArm((), self.fingers, self.eef_site, self.arm_dofs),)
 
     @property
@@ -410,7 +411,7 @@ class Recorder(EpisodeLog):
         middle of this control step.
         """
         action = self._read_action(action)  # raises before anything changes, so the call can be repeated
-        if self._failure is not None:
+        if self._failure is not None:  # the first error of `try_substep` in this episode
             problem = f"a physics substep could not be recorded: {self._failure}"
             raise HostError(problem, remedy="The episode is lost.") from self._failure
         has_new_warnings = self._warning_counts.tobytes() != self._start_warnings  # cheaper than `unstable_steps`
@@ -426,7 +427,8 @@ class Recorder(EpisodeLog):
 
     def _copy_row(self, torque_peak_nm: Floats) -> Row:
         # Return copies of the simulator's arrays by name, for one record. `_build_channels` turns them into channels.
-        # `torque_peak_nm` [J] has the largest magnitudes of the arms' torques since the last record.
+        # `torque_peak_nm` [J] has the largest magnitudes of the arms' torques since the last record. `_views` and
+        # `_state_views` are views of the simulator's own arrays.
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
         subgoals = self._read_subgoals()
@@ -438,7 +440,8 @@ class Recorder(EpisodeLog):
 
     def _check_substeps(self) -> None:
         # Raise `HostError` unless every substep since the last record was recorded, and there was at least one. The
-        # number of substeps follows from the simulated time.
+        # number of substeps follows from the simulated time; `_time_s` is the time of the last record. The torques of
+        # each recorded substep are one item of `_substep_torques`.
         recorded = len(self._substep_torques)
         elapsed = round((self._data.time - self._time_s) / self._substep_s)
         self._time_s = self._data.time
@@ -548,7 +551,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
     In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
     """
-    # `task_id` is only for the message.
+    # `objects` maps each object's name to the id of its root body. `task_id` is only for the message.
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
         message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (task %s)"
@@ -556,7 +559,8 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects.
+    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects. `objects` maps each
+    # object's name to the id of its root body.
     speed_of: dict[str, float] = {}
     for name, body in objects.items():
         first_dof = model.body_dofadr[body]

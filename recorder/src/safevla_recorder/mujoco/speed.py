@@ -103,6 +103,8 @@ class _SpeedUp:
         # Replaces robosuite's `_pre_action`, which applies the `action` of all robots in one physics substep;
         # `original` is robosuite's method. `policy_step` is true in the first substep of a control step, in which
         # robosuite's own method runs. In later substeps, faster objects with the same results replace the robots.
+        # `_dynamics` may skip repeated physics in a control step if no other hook wraps this method and all robots can
+        # be replaced.
         if policy_step:
             robots = [_make_fast_robot(self._env.sim, robot, self._fast_controllers) for robot in self._env.robots]
             # If this module cannot replace the methods of all robots, use robosuite's own substeps.
@@ -192,6 +194,7 @@ class ForwardDynamics:
 
     def trust_again(self) -> None:
         """Trust a later substep of a control step if `trust` has trusted the first substep."""
+        # In a trusted substep, calls may reuse the results of the last full computation.
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
@@ -234,7 +237,7 @@ class ForwardDynamics:
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
         # Replaces `MjSim.step`, the function `full_step`: one physics substep. If the full dynamics of the state are
         # known, the parts of MuJoCo's `mj_step` that still need a computation are called one after the other. The
-        # checks may reset an unstable state, so they come before `_is_unchanged`.
+        # checks may reset an unstable state, so they come before `_is_unchanged`. 0 = sensors are computed.
         mujoco, model, data = self._mujoco, self._model, self._data
         mujoco.mj_checkPos(model, data)
         mujoco.mj_checkVel(model, data)
@@ -244,6 +247,7 @@ class ForwardDynamics:
             mujoco.mj_Euler(model, data)
         else:
             full_step(*args, **kwargs)
+        # The state has changed, so no results are known for it.
         self._is_trusted = self._is_fully_computed = False
 
     def _step_half(self, half: Callable[[], None]) -> None:
@@ -310,6 +314,8 @@ class _Robot14:
     def control(self, action: Floats) -> None:
         # Write the inputs of this robot's actuators for the current substep. The arm's goal was set in the control
         # step's first substep, so only the gripper's numbers of the robot's `action` [size] are used.
+        # `_run_arm` returns the torques in N·m of the arm's joints. Gripper actions from -1 to 1 are scaled to the
+        # actuators' range.
         robot = self._robot
         robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
@@ -343,7 +349,8 @@ class _Robot15:
     def control(self, action: Floats) -> None:
         # Write the inputs of this robot's actuators for the current substep. `action` is not used, because the goals of
         # all parts were set in the control step's first substep. As in robosuite, `_applied_action_dict` gets the
-        # inputs of each part.
+        # inputs of each part. For each part by name, `_laws` has the function that computes its inputs, `_actuators`
+        # the indices of its actuators, and `_limits` their lowest and highest inputs.
         if not self._can_skip_update:
             self._composite.update_state()
         applied = self._composite._applied_action_dict
@@ -366,6 +373,7 @@ def _find_run(
     own_run: Callable[[], Floats] = controller.run_controller
     only_sets_speeds = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
     if only_sets_speeds and _has_known_source(controller, "update"):
+        # The faster controller does not interpolate goals.
         return own_run if controller.interpolator else _SpeedController15(controller).run
     # The faster controllers read at most one site.
     if not _has_known_source(controller, "update", "Controller") or getattr(controller, "num_ref_sites", 1) > 1:
@@ -392,6 +400,7 @@ class _SpeedController15:
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
+        # A goal from -1 to 1 is scaled to the range of the actuators.
         controller.vels = self._middle + self._half * goal if self._is_scaled else goal
         controller.new_update = True
         return controller.vels  # type: ignore[no-any-return]
@@ -424,6 +433,7 @@ class _Controller:
         if self._site is not None:
             # Views of the site's current position [3] in m and rotation matrix [3, 3].
             self._pos, self._mat = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
+        # For operational space control without interpolators, `_solve` replaces the controller's own law.
         interpolators = (getattr(controller, f"interpolator_{kind}", None) for kind in ("pos", "ori"))
         is_operational = _has_known_source(controller, "run_controller", "OperationalSpaceController")
         self._is_operational = is_operational and not any(interpolators)
@@ -482,7 +492,7 @@ class _Controller:
     def _read_joints(self) -> None:
         # Copy the positions and velocities of the controller's `J` joints, and their mass matrix [J, J], from the
         # simulator into robosuite's controller, and mark the controller as up to date. `qM` is MuJoCo's packed mass
-        # matrix.
+        # matrix, and `_mass_entries` [J, J] are indices in it. Entries of uncoupled joints are not stored, and are 0.
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
         mass = data.qM.take(self._mass_entries)
@@ -533,7 +543,7 @@ class _Controller15(_Controller):
         # Do what robosuite 1.5's `Controller.update` does: copy the pose and velocity of the site, the Jacobian and the
         # joints' state from the simulator into the controller.
         controller = self._controller
-        if not controller.lite_physics:
+        if not controller.lite_physics:  # with `lite_physics`, robosuite makes no forward pass here
             controller.sim.forward()
         if self._site is not None:
             jac = self._read_jacobian()
