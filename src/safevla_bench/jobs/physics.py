@@ -68,7 +68,7 @@ def vary_physics(
 
 
 def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
-    # Return whether the host can change all quantities that the change affects.
+    # Return whether the host can change all quantities that the change affects. Both are sets of names.
     return change.changed <= setting.host.supports.changeable
 
 
@@ -80,7 +80,7 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     # Return specification -> (robustness, first violating record) in the replay of the episode with this header.
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
-    # Judge the replay with the recorded episode's id, seed, success and outcome.
+    # Judge the replay with the recorded episode's id, seed, success and outcome. The replay is episode 0 of its scores.
     judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(judged_header,)), ruleset), 0)
 
@@ -167,7 +167,8 @@ class _Replays:
             self._save()
 
     def build_file(self) -> firmness.PhysicsFile:
-        # Return the content of the file of replays, ordered by episode and then by variation.
+        # Return the content of the file of replays, ordered by episode and then by variation. `head` is the content
+        # without replays, and `done` maps the result of `key` to the replay.
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         return msgspec.structs.replace(self.head, replays=tuple(self.done[key] for key in keys if key in self.done))
@@ -185,7 +186,7 @@ class _Replays:
 
     def _plan(self, index: int, episode: batch.Batch, variation: str) -> PlannedEpisode:
         """Plan a replay; raise `RunError` if impossible. A varied replay ends when it leaves the recorded path."""
-        task, _, starts = self.setting.find_starts(episode)
+        task, _, starts = self.setting.find_starts(episode)  # `_`: the planned episode, if known
         start, header, actions = starts[0], episode.headers[0], episode.action.episode_rows(0)
         # Ids may repeat among policies, so put the policy's name before an id that lacks it.
         names_policy = header.episode_id.startswith(f"{header.policy}/")
@@ -265,6 +266,7 @@ class Cause:
         """
         kind, _, argument = text.partition(":")
         bodies = tuple(name.strip() for name in argument.split(",") if name.strip())
+        # `change` is a change of the simulated physics. `edit` is a function that changes the recorded actions.
         # FROM-TO in control steps, for `hold`:
         step_range = re.fullmatch(r"(\d{1,9})-(\d{1,9})", argument)
         match kind:

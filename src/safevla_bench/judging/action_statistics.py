@@ -44,7 +44,8 @@ class ActionStatistics:
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the joint statistics of the actions of `self` and `other`, which must come from the same host."""
         known_periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
-        # `fmin` and `fmax` ignore NaN.
+        # `gripper` is (smallest value, largest value), NaN if the gripper does not count; `fmin` and `fmax` ignore NaN.
+        # `largest` [A] has the largest magnitude of each component, `beyond` [A] the number of its values beyond ±1.
         lowest, highest = np.fmin(self.gripper[0], other.gripper[0]), np.fmax(self.gripper[1], other.gripper[1])
         return ActionStatistics(
             count=self.count + other.count,
@@ -100,7 +101,7 @@ class ActionChanges(NamedTuple):
     norm: float = 0.0
 
     def __str__(self) -> str:
-        # `changed` must not be 0.
+        # `changed` is the number of changed actions, which must not be 0. `norm` is the sum of the changes' norms.
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
             f"changed {self.changed} of {self.actions} actions ({share}); "
@@ -115,6 +116,7 @@ def measure_changes(executed: Floats, own: Floats, count: int) -> ActionChanges:
     if executed.shape != own.shape or not own.size:  # actions of different sizes cannot be compared
         return ActionChanges(count)
     norms = np.linalg.norm(executed - own, axis=1)
+    # The number of actions, the number of changed actions, and the sum of the norms of all changes
     return ActionChanges(count, int((norms > 0).sum()), float(norms.sum()))
 
 
@@ -134,6 +136,7 @@ class Oddity(NamedTuple):
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     """Yield suspicious properties of the actions: at most one on their range, one on repetition, one on the gripper."""
+    # An `Oddity` has a keyword, a text on what was measured, and the likely cause as a question.
     yield from _find_range_oddity(statistics)
     # `period` is the number of actions after which an episode's actions repeat; 0 if they do not repeat, None if all
     # episodes have too few actions.
@@ -142,7 +145,7 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
     # Smallest and largest gripper value. They are NaN if the gripper does not count; all comparisons are then False.
     lowest, highest = statistics.gripper
-    if 0 <= lowest < 1 - STILL:
+    if 0 <= lowest < 1 - STILL:  # gripper values of 1 - STILL or more count as 1
         finding = (
             f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"
         )

@@ -49,6 +49,7 @@ def measure_engagement(fields: RecordFields) -> Floats:
     is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b  # the two bodies of each contact
     shows_engagement = (is_robot[a] != is_robot[b]) & ~is_floor[batch.body_name[a]] & ~is_floor[batch.body_name[b]]
+    # `record_of_contact` has the row of each contact's record, and `episode_of_record` the index of each row's episode.
     engaged[batch.episode_of_record[fields.record_of_contact[shows_engagement]]] = 1.0
     for episode in np.flatnonzero(engaged == 0).tolist():
         # Indices of the bodies with recorded poses, [B], and their positions in each of the n records, [n, B, 3]

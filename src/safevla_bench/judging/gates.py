@@ -238,19 +238,20 @@ class _CoveredEpisodes:
 
     @property
     def is_clustered(self) -> bool:
-        # True if an initial state has several episodes
+        # True if some initial state has several episodes. `states` has the initial state of each episode.
         return len(set(self.states)) < len(self.states)
 
     @property
     def is_uneven(self) -> bool:
-        # True if the tasks have different numbers of initial states
+        # True if the tasks have different numbers of distinct initial states. `states` has a tuple for each episode:
+        # suite, task, and index of the initial state.
         states_per_task = Counter((suite, task_id) for suite, task_id, _ in set(self.states))
         return len(set(states_per_task.values())) > 1
 
     def sum_states(self, values: NDArray[Any], is_chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-        # `values` [n + a] has one value for each recorded and absent episode. `is_chosen` [n + a] marks the values that
-        # count. Group them by initial state: for each of the m states, return the sum and the number of its chosen
-        # values, [m] each.
+        # `values` [n + a] has one value for each of n recorded and then `a` absent episodes, and `self.states` their
+        # initial states. `is_chosen` [n + a] marks the values that count. Group these values by initial state: for each
+        # of the m states, return the sum and the number of its chosen values, [m] each.
         chosen_states = [self.states[k] for k in np.flatnonzero(is_chosen)]
         # Number the distinct states from 0, in order of first appearance.
         number_of_state = {state: number for number, state in enumerate(dict.fromkeys(chosen_states))}
@@ -274,6 +275,7 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
         rows_by_scope.setdefault((policy, suite if per == "cell" else None), []).append(row)
         # An unknown state gets a unique negative number, because indices of states are not negative.
         labels.append((suite, task_id, -1 - row if state is None else state))
+    # Rows below `len(scores)` are recorded episodes. All other rows are absent episodes.
     return [
         _CoveredEpisodes(
             policy,
@@ -355,6 +357,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     # Scale the values and the limit to 0 to 1: divide by the largest possible value.
     if gate.metric == COST:
         assert rules.costs is not None
+        # `totals` [E] has the cost of each episode: the number of control steps that violate a limit.
         largest = rules.costs.most
         measured = rules.costs.totals[scope.members] / largest
     else:
@@ -381,7 +384,8 @@ def _judge_values(
     scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules, values: _ScopeValues, largest: float
 ) -> GateOutcome:
     # Return the outcome of a gate, whose metric is at most `largest`.
-    # The values are from 0 to 1, so scale the limit in the same way.
+    # The values are from 0 to 1, so scale the limit in the same way. `values.n` of them are known, and `values.unknown`
+    # maps each reason to its number of unknown values. `values.options` are options that leave out unknown values.
     scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(

@@ -46,12 +46,14 @@ class JudgedSource:
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
         """Describe the source at `path`. `run` is the content of its run.json, or empty for an archive."""
         # `volatile` has times and names of machines. Without it, equal runs have equal descriptions.
+        # `policy_names` maps the recorded names of renamed policies to their new names.
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
         return cls(repeatable or {"archive": path.name}, run_folder.archive_digest(path), policy_names or {})
 
     @property
     def is_interrupted(self) -> bool:
         """True if a planned episode is missing in the run."""
+        # `description` is the content of run.json. Archives have no `complete`, so they are not interrupted.
         return self.description.get("complete") is False
 
     @property
@@ -288,6 +290,7 @@ class Judged:
     def select_episodes(self, indices: Sequence[int]) -> Judged:
         """Return a selection: the recorded episodes at these ascending indices, and all absent episodes."""
         index_array = np.array(indices, dtype=np.int64)
+        # `net_changes` [E] says for each episode how net forces would change its verdict.
         return replace(
             self,
             scores=self.scores.select_episodes(index_array),

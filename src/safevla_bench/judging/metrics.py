@@ -352,7 +352,7 @@ def mark_uneven(scores: Scores, members: Ints) -> Bools:
 
 
 def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite: str | None = None) -> str:
-    """Return the reason why specifications that judge only some episodes permit no verdict; "" if there are none.
+    """Return a text on specifications that judge only some episodes, because signals are missing; "" if there are none.
 
     `clauses` has results of `split_clauses`. If `suite` is given, only its specifications count.
     """
@@ -541,6 +541,7 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
     is_violated = scores.is_violated[column, members] & is_conclusive
     # Active here includes vacuous: the specification applies, even if it judges no record.
     is_active = is_conclusive & (state != INACTIVE)
+    # `scores.reason` has indices into the texts in `scores.reasons`.
     reasons = Counter(scores.reasons[k] for k in scores.reason[column, members[state == INACTIVE]])
     return SpecSummary(
         spec_id=spec.spec_id,

@@ -247,7 +247,9 @@ class _EpisodeMonitor:
         self._records_so_far: list[Batch] = []
         # The index of the newest record; -1 before record 0
         self._step = -1
+        # For each specification's id: what must be kept from earlier records, such as the smallest margin
         self._memory = {spec.spec_id: _ClauseMemory() for spec in specs}
+        # Ids of the specifications in `rejudged_specs` that were violated before the newest record
         self._violated_before: set[str] = set()
 
     def observe(self, record: Batch) -> EpisodeStanding:
@@ -287,6 +289,7 @@ class _EpisodeMonitor:
             return ClauseStanding(spec, "vacuous")
         # The robustness of the newest record alone
         margin = float(stl_robustness(formula, trace)[0])
+        # `trace.unknown` is empty if no signal is unknown because of an unknown pose.
         memory.has_unknown_pose |= bool(trace.unknown)
         # In a binary clause, a record's best and worst margins also differ if an infinite value decides the record.
         may_differ = spec.binary or trace.unknown

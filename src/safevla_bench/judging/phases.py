@@ -77,7 +77,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
     if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
-    # One array [n] per predicate: True in the records in which the predicate holds
+    # One array [n] per predicate (sub-goal): True in the records in which the predicate holds. `changes` maps each
+    # predicate's name to the number of times its value changes.
     holds: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
     changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, holds, strict=True)}
     # For each component of the task: the indices in `holds` of the predicates that complete it

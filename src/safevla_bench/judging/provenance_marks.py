@@ -340,7 +340,8 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     inactive: Counter[str] = Counter()
     episodes = 0
     suites: dict[str, None] = {}
-    # `logs` is unset for cells without a log.
+    # `logs` is unset for cells without a log. Its `inactive` maps each scored specification to the number of logs in
+    # which the specification is inactive.
     for cell in cells:
         if cell.logs:
             inactive.update(cell.logs.inactive)
@@ -396,6 +397,7 @@ class AuditMark:
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
         """`differs` if a replay differs from its record; `agrees` if all drawn episodes agree; else `unchecked`."""
+        # `unreplayed` has sentences on why drawn episodes could not be replayed, or why no episode could be drawn.
         if self.differing:
             return "differs"
         return "agrees" if self.drawn and not self.unreplayed else "unchecked"
@@ -405,7 +407,8 @@ class AuditMark:
         """The result in words. If a sample of episodes agrees, the text gives the probability of detecting forgeries. K
         draws miss m forged episodes among N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
-        # `drawn` has the ids of the drawn episodes.
+        # `drawn` has the ids of the drawn episodes, and `unreplayed` sentences on why episodes could not be replayed or
+        # drawn. `episodes` is the number of recorded episodes.
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed episodes differ from their records"

@@ -317,10 +317,11 @@ def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) ->
     # a reason why the mean is unknown, the second result is None.
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
-        return Mean(0, None, None, 0, unknown), None
+        return Mean(n=0, value=None, ci=None, skipped_resamples=0, unknown=unknown), None
     by_start = StartMeans.of(row[is_known] / scale, starts[is_known])
     # Only given if some initial state has several values
     start_count = len(by_start.means) if by_start.is_clustered else None
+    # None: no interval; 0: no bootstrap resamples
     return Mean(int(is_known.sum()), float(row[is_known].mean()), None, 0, starts=start_count), by_start
 
 
@@ -351,7 +352,7 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mea
     for row, interval in zip(rows, row_intervals, strict=True):
         values = row[~np.isnan(row)]
         if not len(values) or unknown:
-            means.append(Mean(0, None, None, 0, unknown))
+            means.append(Mean(n=0, value=None, ci=None, skipped_resamples=0, unknown=unknown))
             continue
         # `skipped` is the number of resamples that contain no known value.
         bounds, skipped = interval_bounds(interval), interval.skipped if interval else 0

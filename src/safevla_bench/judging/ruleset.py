@@ -63,8 +63,8 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
     def __str__(self) -> str:
-        # Return the number of lost episodes in words, or "" if neither damage nor a lost episode is known. `more` means
-        # that an unknown number of further episodes was lost.
+        # Return the number of lost episodes in words, or "" if neither a damaged place in a file (`places`) nor the id
+        # of a lost episode (`named`) is known. `more` means that an unknown number of further episodes was lost.
         if not (self.places or self.named):
             return ""
         if self.more:

@@ -208,6 +208,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
         }
         rows = ([spec_id, verdict_by_spec.get(spec_id, ""), rho] for spec_id, rho in robustness.items())
         title = f"{self.episode_id}: {self.outcome}, {verdict_word(self.safe)}"
+        # Below the table: the reason why there is no verdict, if any
         return html_table(["Specification", "Verdict", "ρ"], rows, title, [describe_reason(self.no_verdict or "")])
 
 

@@ -174,6 +174,8 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = No
         reached=measure_progress(batch),
         engagement=measure_engagement(fields),
     )
+    # For each specification: name of a missing field -> ids of the episodes in which this is an error. The name "" is
+    # for windows past the episode's end.
     unjudged = [spec_verdicts.unjudged for spec_verdicts in verdicts]
     return JudgedChunk(scores, unjudged, _find_net_changes(batch, ruleset.library, verdicts, scores, judge))
 
@@ -299,7 +301,8 @@ def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], librar
     # Return a mask of the episodes that were stopped because they violated a scored specification, [E]. A stopped
     # episode has a mark. A stopped episode without the mark also counts if its first violation is in its last record.
     last_step = batch.lengths - 1  # index of each episode's last record, [E]
-    # For each episode, the record with the first violation of any scored specification
+    # For each episode, the record with the first violation of any scored specification; the largest integer if there is
+    # none. A specification's `first` [E] is -1 in an episode without a violation.
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
         if spec.tier == "safe":
@@ -495,6 +498,8 @@ def _judge_trace(
     if not len(defined):
         return without_margin
     trace = trace.select_episodes(defined)
+    # `[0]` is the formula in which obligations that the episode's end cuts off count as kept. `verdict` has arrays with
+    # one value per episode: robustness, the signal's most critical value, and the first violating record (-1 = none).
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     # For each episode in `defined`: its robustness, and whether unknown values or an early end prevent a verdict
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)

@@ -248,7 +248,7 @@ def run_test_episode(host: str) -> str:
     """Roll out and judge an episode of the host's first task; return a summary. Raises a `SafevlaError` on failure."""
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
-    env = built_host.make(task, Wants())
+    env = built_host.make(task, Wants())  # `Wants()`: without camera pictures
     try:
         # One episode of the policy named "doctor", with at most `STEPS` steps:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)

@@ -97,7 +97,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
         start = scene.observation if model.wants.absolute else None
         replies = []
         for turn_name, slices in TURNS.items():
-            model.begin(replace(task, instruction=scene.observation.instruction), 0)
+            model.begin(replace(task, instruction=scene.observation.instruction), seed=0)
             reply = model.infer(fit_images(scene, model.wants, slices))
             replies.append(reply)
             motion = _horizontal_motion(reply, start)
@@ -151,6 +151,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
 
 def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     """Return a diagnosis of the angles from `measure_turns`: a warning if another orientation clearly fits better."""
+    # `angles` maps each orientation to the mean angle [degrees]. None: the replies do not depend on the orientation.
     if angles is None:
         return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
     best = min(angles, key=lambda turn: angles[turn])

@@ -137,7 +137,7 @@ def _query_server(server: str, arguments: dict[str, str], host: str, task: Task)
         observation = servers.make_observation(model.wants, task.instruction)
         durations_s, replies = [], []
         for _ in range(servers.REQUESTS):
-            model.begin(task, 0)  # some servers keep state within an episode
+            model.begin(task, seed=0)  # some servers keep state within an episode
             start_s = time.perf_counter()
             reply = model.query(observation)
             durations_s.append(time.perf_counter() - start_s)
@@ -229,7 +229,8 @@ def _format_statistics(actions: Floats) -> str:
 
 def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
     # Return the `safevla eval` command for the server. It omits the arguments that `eval` gets from the server.
-    # `answer.arguments` are the user's arguments.
+    # `answer.arguments` are the user's arguments, with the dialect if it is not the default. `answer.replan` is the
+    # number of actions to execute from each reply; None means all.
     action_count, policy_arguments = len(answer.actions), dict(answer.arguments)
     if answer.replan is not None and answer.replan > action_count:  # the server returns too few actions
         policy_arguments["replan"] = str(action_count)

@@ -70,7 +70,7 @@ class _ScoresOrigin:
 
     @property
     def codes(self) -> list[str]:
-        # The versions of the code that recorded the folder's episodes.
+        # The versions of the code that recorded the folder's episodes. `sources` describes each judged run or archive.
         return [code for source in self.sources for code in run_folder.recorded_code(source)]
 
     def require_same_rules(self, other: _ScoresOrigin) -> None:

@@ -313,6 +313,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     # A group has the paper's suites of one host, or one other suite; an auxiliary run is a group by itself.
     cell_groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own_cells = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in cell_groups]
+    # The last argument is a function that returns the warnings on given cells.
     warn = partial(catalog.warn_of_cells, inputs)
     return published.compare_published(own_cells, name, lambda cells: [*warn(cells), *inputs.remarks])
 

@@ -62,6 +62,7 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
     """Judge a part of an archive. Return an error per damaged record, and a tuple per batch: (the batch without the
     channels that were judged, its scores or an error, and the bodies in violations if `has_bodies`).
     """
+    # `part` has the path of a file, a range of its rows (None = all), and new names for policies in the file.
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
         if isinstance(batch, RecordError):
@@ -130,6 +131,7 @@ class ParallelJudge:
         if not any(part.rows for part in parts):  # no file has rows, and `source.read` yields the reasons
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
+        # `run` works like `map`: it yields the result of the function for each part, computed in other processes.
         judge_one = partial(judge_part, ruleset, has_bodies=survey is not None)
         for part, items in zip(parts, self.run(judge_one, parts), strict=True):
             for item in items:
@@ -171,6 +173,7 @@ def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset
     for position, key in enumerate(keys):
         first_position.setdefault(key, position)
     positions = np.array([first_position[header.key] for header in records.headers], dtype=np.int64)
+    # `()`: there are no errors.
     return JudgedChunk(joined.scores.select_episodes(positions), (), joined.net_changes[positions])
 
 
@@ -179,6 +182,7 @@ def open_judge(workers: int, cluster: RayCluster | None = None) -> Iterator[Para
     """Yield a judge with `workers` local processes, or with tasks on a cluster; yield None for one local process. The
     judge raises `RunError` if a process dies or a node has different code. Raises the errors of `connect_ray`.
     """
+    # A `ParallelJudge` needs a parallel `map`: a function of (function, items) that yields the results in order.
     if cluster is not None:
         from safevla_bench.rollout.ray import connect_ray, require_room
 

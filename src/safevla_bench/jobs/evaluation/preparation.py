@@ -362,7 +362,8 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
 
 def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
-    # Policies of the paper's entries need servers; for an estimate, no server is queried.
+    # `workers` is the number of parallel workers. Policies of the paper's entries need servers; for an estimate, no
+    # server is queried.
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
     # Per policy: number of cameras to render (None = unknown), and steps between two calls of the policy.
@@ -370,7 +371,8 @@ def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     replan_intervals: dict[str, int] = {}
     with prepared.resources:
         for name, policy in prepared.policies.items():
-            is_stand_in = policies.runs_code(prepared.cast.policies[name].spec)  # a dry run uses `noop` instead
+            # `spec` says how to make the policy. A dry run uses `noop` instead of a policy that runs code.
+            is_stand_in = policies.runs_code(prepared.cast.policies[name].spec)
             camera_counts[name] = None if is_stand_in else len(policy.wants.cameras)
             dialect = getattr(policy, "dialect", None)
             replan = dialect.replan if isinstance(dialect, dialects.Dialect) else None

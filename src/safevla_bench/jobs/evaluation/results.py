@@ -165,6 +165,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
         """Return recorded episodes, worst first. `unsafe` selects unsafe ones, `success` successes or failures."""
+        # A `success` of True selects successes, False failures, and None both.
         records = self.judged.records
         # The rows include episodes without a record, after all recorded episodes.
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)

@@ -276,6 +276,7 @@ def run_episodes(
         return
     if observer and pending:
         observer.started(pending)
+    # Called after each control step with the planned episode and its number of steps so far
     on_step = observer.stepped if observer else None
     deadline_s = math.inf if running.stop_after_s is None else time.monotonic() + running.stop_after_s
     if running.cluster:
@@ -284,6 +285,7 @@ def run_episodes(
     elif running.workers > 1:
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, deadline_s)
     else:
+        # `cast` says how to make the host and the policies, and which rules watch the episodes.
         runner = prepared.cast.make_runner(prepared.host, prepared.policies)
         # Start no episode after the deadline.
         planned = takewhile(lambda _: time.monotonic() < deadline_s, chain(pending, chain.from_iterable(later)))

@@ -73,6 +73,8 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 
     def to_text(self, unit: str = "") -> str:
         """Return the verdict with its interval or counts. `unit` is the noun for the counts, such as ` differences`."""
+        # `unknown` is the number of initial states with unknown values. `least` is the test result if these values are
+        # least: a sum (`gained`) out of its maximum (`total`). `ci` is an interval, for graded values only.
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -161,6 +163,7 @@ class RoundTally:
 
     def _decide(self) -> Decision:
         # Return the rule's decision after the complete rounds, of which there may be none.
+        # `rivals` are the names of two policies, or None. `looks` below is the planned number of tests, one per round.
         findings = [self._compare_rivals(*self._rule.rivals)] if self._rule.rivals else self._judge_policies()
         return Decision(
             condition=self._rule.condition,
@@ -195,12 +198,14 @@ class RoundTally:
         greatest_sums = [int(sum(starts.values())) for starts in greatest_means]
         least = sequential_look(steps, least_sums, gate.limit, shares, level)
         greatest = sequential_look(steps, greatest_sums, gate.limit, shares, level)
-        # `_VERDICTS[bound]` has the verdicts for a share above and below the limit.
+        # `side` is 1 (above the limit), -1 (below) or 0 (undecided). `_VERDICTS[bound]` has the verdicts for a share
+        # above and below the limit.
         verdict = _agreed_verdict(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        # Decide if both intervals, and all means between them, are on one side of the limit.
+        # Compute the intervals for the least and the greatest possible values. Decide if both intervals, and all means
+        # between them, are on one side of the limit.
         least_means, greatest_means = self._bound_means(policy)
         least_values = [mean for starts in least_means for mean in starts.values()]
         greatest_values = [mean for starts in greatest_means for mean in starts.values()]
@@ -229,6 +234,7 @@ class RoundTally:
         least_differences = _subtract_means(first_least, second_greatest, scale)
         least = _test_differences(least_differences, shares)
         greatest = _test_differences(_subtract_means(first_greatest, second_least, scale), shares)
+        # `side` is 1 (the first policy wins more), -1 (the second) or 0 (undecided).
         verdict, n = _agreed_verdict(least.side, greatest.side, "safer", "less safe"), sum(map(len, least_differences))
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 

@@ -54,6 +54,7 @@ class Survey:
         keys = np.concatenate([self._worst_keys, keys], axis=1)
         columns = np.sort(np.lexsort(keys)[:MOST_DRAWN])  # ascending indices of the worst `MOST_DRAWN` episodes
         self._worst_indices, self._worst_keys = indices[columns], keys[:, columns]
+        # `_kept` has pairs (indices of episodes, their records).
         worst = set(self._worst_indices.tolist())
         self._kept += _select_kept([(batch_indices.tolist(), batch)], worst)
         # Removing episodes copies records. So keep episodes that are no longer among the worst until they are too many.

@@ -217,7 +217,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
     # Return the task's search space and optimizer, without trials. Raise `HostError` if nothing can vary.
     # `first_place` is the index of the task's first trial in the run.
     wordings = _read_wordings(plan.wordings, host, base.task) if plan.wordings else ()
-    if host.supports.placed:
+    if host.supports.placed:  # the host can place objects at chosen coordinates
         space = host.search_space(base.task, base.start)
     elif len(wordings) > 1 or plan.policy_seeds > 1 or base.start.drawn or base.task.init_states is None:
         space = SearchSpace()  # no placements to vary, only seeds or instructions
@@ -293,6 +293,7 @@ def _run_trials(
     # The loop below adds the margins of the new trials, and the generators read these margins.
     margins = {index: plan.objective.margins(_read_record(writer, index)) for index in sorted(writer.episodes)}
     generations = (generation for trials in all_trials for generation in _list_generations(plan, trials, margins))
+    # `()`: no episode is pending before the first generation.
     with closing(rollouts.run_episodes(prepared, (), running, observer, generations)) as finished_episodes:
         for episode in finished_episodes:
             index = first_places[episode.planned.task.task_id] + episode.planned.episode

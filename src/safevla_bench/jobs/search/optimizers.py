@@ -32,7 +32,8 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # The wording and the policy seed are coordinates, too.
+        # `space` has the names of the placements, and their bounds `low` and `high` [m]. The wording and the policy
+        # seed are coordinates, too.
         # Each ranges from 0 to its number of choices, or has the width 0 if it has only one choice.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
@@ -108,7 +109,7 @@ class DirectedPoints:
         self._drawn_points: list[Floats] = []  # random points drawn before the current descents
         self._drawn_margins: list[Floats] = []
         self._clauses_left: list[int] = []  # indices of clauses to minimize; the first is current
-        self._descent: Any = None
+        self._descent: Any = None  # the running minimization by CMA-ES; None while random points are drawn
 
     def ask(self) -> Floats:
         """Return the next generation, points [G, d] in the unit cube."""

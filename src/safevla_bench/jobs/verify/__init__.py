@@ -34,7 +34,7 @@ class AuditPlan:
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
             indices = [index for index, header in enumerate(headers) if header.policy == policy]
-            # Positions in `indices`:
+            # Positions in `indices`, of up to `self.count` episodes:
             chosen = choose_episodes([headers[index] for index in indices], self.count, salt)
             drawn[policy] = [indices[position] for position in chosen]
         return drawn
@@ -51,7 +51,8 @@ def verify_run(
     """Check a complete run folder: digests, episodes, scores and replays. `replay` is the number of episodes to replay;
     `audit` draws further episodes. Raises `RunError` if the run is incomplete or cannot be read.
     """
-    # Without `ruleset`, use the default rules. `observer` is called before each replay.
+    # Without `ruleset`, use the default rules. `observer` is called before each replay, with the number of finished
+    # replays and the id of the next episode.
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
         try:

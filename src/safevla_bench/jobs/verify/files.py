@@ -66,12 +66,13 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        # Whether no check found a difference. Open checks may remain.
+        # Whether no check found a difference. Checks that could not be made (`unchecked`) may remain.
         return all(finding.verdict != "differs" for finding in self.findings)
 
     @property
     def can_be_rescored(self) -> bool:
         """True if files differ, but only files that the judgement writes; judging the run again corrects them."""
+        # The check of a file has the name of the file. `SOURCE` is the check whether the run's archive was judged.
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
             # The text of a changed digest begins with the file's name.
@@ -82,12 +83,14 @@ class Verification:
 
     @property
     def has_open_checks(self) -> bool:
-        # Whether the verification is undecided because a wanted check could not be made.
+        # Whether the verification is undecided because a check could not be made. Checks with a false `wanted` do not
+        # matter.
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
     @property
     def is_by_other_rules(self) -> bool:
         """True if nothing differs, but the scores could not be checked because other rules judged the run."""
+        # The check of the scores has the name of their file. `unchecked` means that a check could not be made.
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
         return self.agrees and folder.SCORES in open_checks
 
@@ -234,6 +237,7 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
 
 def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
     # Yield an error for each episode that has the same policy and id as an earlier episode.
+    # `notes` has an item for each episode, with its header and the index of its source.
     keys = set()
     for episode in index.notes:
         if episode.header.key in keys:
@@ -482,7 +486,8 @@ def _compare_content(
     try:
         with memory.limit_memory(path):
             written = read()
-            # Only the first difference is reported. Different bytes may have no difference that matters.
+            # `find_differences` yields a text for each difference of two contents. Only the first text is reported.
+            # Different bytes may have no difference that matters.
             difference = None if written == expected else next(find_differences(written, expected), None)
     except FileNotFoundError:
         return mismatch(check, "missing")

@@ -277,7 +277,8 @@ class ReplaySetting:
         task, number_text = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         # An id without a valid number is planned as episode 0. `plan_differences` then reports the different id.
         episode = int(number_text) if number_text.isdecimal() and len(number_text) < 10 else 0
-        recorded = {(policy, task): [episode]}  # makes `plan_episodes` plan only the episode with this number
+        # `recorded` makes `plan_episodes` plan only the episode with this number, so the number of episodes is None.
+        recorded = {(policy, task): [episode]}
         (planned,) = plan_episodes(
             [task], None, [policy], self.rules, seed=self.run.seed or 0, max_steps=self.run.max_steps, recorded=recorded
         )
@@ -542,8 +543,8 @@ def episode_starts(protocol: EvaluationProtocol, episode: Batch) -> Iterator[Epi
             states = episode.sim_state.episode_rows(0)
             if len(states):
                 state = tuple(states[0].tolist())
-                recorded = RecordedEpisode(header.episode_id, "", len(states) - 1, state, fixtures)
-                yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded)
+                recorded = RecordedEpisode(header.episode_id, "", len(states) - 1, state, fixtures)  # "": no source
+                yield EpisodeSeed(init_state_index=0, env_seed=header.env_seed or 0, wait_steps=0, recorded=recorded)
         return
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
