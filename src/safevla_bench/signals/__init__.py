@@ -45,10 +45,11 @@ class _IsBoolean(Mapping[str, bool]):
         return SIGNALS[name].boolean
 
     def __contains__(self, name: object) -> bool:
-        return name in SIGNALS  # also for a kind of signal, such as `gap(`, which has no value here
+        # Also true for an incomplete call such as `gap(`, although `__getitem__` raises KeyError for it.
+        return name in SIGNALS
 
     def __iter__(self) -> Iterator[str]:
-        return iter(SIGNALS)
+        return iter(SIGNALS)  # the names of the registered signals
 
     def __len__(self) -> int:
         return len(SIGNALS)
@@ -106,7 +107,9 @@ _HELD_TARGET = "the held target"
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
-    channel, _, place = field.partition(" of ")  # place: "drawer" for "opening of drawer", "" for most fields
+    # A field is `CHANNEL` or `CHANNEL of PLACE`, where a place is a body, such as `drawer` in `opening of drawer`.
+    # RAW_FIELDS has the fields that are described by their names. `_HELD_TARGET` is the place `the held target`.
+    channel, _, place = field.partition(" of ")
     word_of_channel = {
         "body_pos_m": "pose",
         "body_quat_wxyz": "orientation",

@@ -51,7 +51,7 @@ class WorldBoxes:
 
     def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> WorldBoxes:
         # Select boxes by index, mask or slice, as NumPy does.
-        # The first dimension of the arrays is that of the boxes.
+        # The first dimension of the arrays (centers, axes and half sizes) is that of the boxes.
         return WorldBoxes(self.center[which], self.axes[which], self.half[which])
 
 
@@ -97,13 +97,14 @@ class _BoxPairs:
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
     def __getitem__(self, which: Ints) -> _BoxPairs:
-        # Select pairs by their indices.
+        # Select pairs by their indices. The fields have the pose of the second box in the frame of the first box, and
+        # the half sizes of both boxes.
         return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def exchange_boxes(self) -> _BoxPairs:
         # Return the same pairs, in which the first and the second box of each pair are exchanged.
         # `turn` [K, 3, 3] has the axes of the second box as columns, in the frame of the first box, so its transpose is
-        # the inverse rotation.
+        # the inverse rotation. `center` is the center of the second box; `half` and `other_half` are half sizes.
         inverse_turn = self.turn.transpose(0, 2, 1)
         return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
@@ -128,10 +129,10 @@ class _BoxPairs:
         """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G], the
         smallest distance of each group, in place.
         """
-        # `group` [K] has the group of each pair. The 15 axes are the 3 face normals of each box and the 9 common
-        # normals of an edge of each box. If two boxes are apart, their nearest points are a corner of one box, or lie
-        # on two edges.
-        # The greatest separation along 15 axes is a lower bound of the distance, and 0 if the boxes overlap.
+        # `group` [K] has the group of each pair. If two boxes are apart, the nearest point of one of them is a corner,
+        # or both nearest points lie on edges.
+        # The greatest separation along 15 axes is a lower bound of the distance; if it is negative, the boxes overlap.
+        # The axes are the 3 face normals of each box, and the 9 common normals of an edge of each box.
         exchanged = self.exchange_boxes()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
         edge_separation = self._edge_separations()
@@ -162,7 +163,7 @@ class _BoxPairs:
     def _corners(self) -> Floats:
         # Return the corners of the second box in the frame of the first box, [K, 8, 3].
         # `center` and `turn` (axes as columns) give the pose of the second box in this frame; `_CORNER_SIGNS` [8, 3]
-        # has a row such as (1, -1, 1) for each corner, which multiplies the half sizes.
+        # has a row such as (1, -1, 1) for each corner, which multiplies the half sizes `other_half`.
         corners: Floats = self.center[:, None] + np.einsum(
             "kij,kcj->kci", self.turn, self.other_half[:, None] * _CORNER_SIGNS
         )
@@ -171,7 +172,8 @@ class _BoxPairs:
     def _edge_separations(self) -> Floats:
         # Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges.
         # Edges are parallel to the axes of their box, so each of the 9 pairs of axes gives one normal, their cross
-        # product.
+        # product. In the first box's frame, `center` is the center of the second box, and the columns of `turn` are
+        # its axes. `half` and `other_half` are the half sizes of the first and the second box, [K, 3] in m.
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross axis i of the first box with the second box's axes
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
@@ -199,7 +201,8 @@ def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     # are not on both edges; the result is infinity if all edges are skipped. Arrays are [K, 12 edges, 12 edges, 3]. The
     # parameters `s` and `t` give the nearest points on the lines of two edges; they are from 0 to 1 for points on the
     # edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
-    # The corners of the two boxes are [K, 8, 3] each, in the same frame.
+    # The corners of the two boxes are [K, 8, 3] each, in the same frame. `_EDGE_CORNERS` [12, 2] has the indices of
+    # the two corners of each edge.
     # Each edge begins at `start` and has the direction and length of d1; those of the other box are `other_start` and
     # d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]

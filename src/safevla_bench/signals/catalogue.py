@@ -136,6 +136,7 @@ def largest_strike(fields: RecordFields) -> Floats:
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     # Return the largest strike in each record, [N], over all pairs of bodies in the chosen contacts.
     # `is_chosen` [C] selects contacts. A strike is the impulse of a pair in the last 0.1 s beyond that at rest, in N s.
+    # `starts` [E + 1] has the first row of each episode and, at its end, the number N of records.
     values = np.zeros(int(fields.batch.starts[-1]))
     for episode in range(len(fields.batch)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
@@ -145,8 +146,9 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
 
 def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
     """Map each pair of bodies in an episode's chosen contacts to its strikes per record [n] (see `largest_strike`)."""
-    # `is_chosen` is a mask of all contacts of the batch, [C]. A pair has the indices of its two bodies, the smaller
-    # first. Contacts are stored in record order, and `record_of_contact` [C] is the row of each contact's record.
+    # `is_chosen` is a mask of all contacts of the batch, [C]; `rows` are indices of contacts. A pair has the indices
+    # of its two bodies, the smaller first. Contacts are stored in record order, and `record_of_contact` [C] is the row
+    # of each contact's record.
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[is_chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
@@ -205,7 +207,8 @@ BY_NET_FORCE = {
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
 def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0."""
-    # The result has one value per record, [N]. `record_of_contact` [C] is the row of each contact's record.
+    # The result has one value per record, [N]; N is the last entry of `starts`. `contacts_between` is a mask of the
+    # contacts, [C], and `record_of_contact` [C] is the row of each contact's record.
     is_touching = np.zeros(int(fields.batch.starts[-1]))
     is_touching[fields.record_of_contact[contacts_between(fields, ROBOT, ROBOT)]] = 1.0
     return is_touching
@@ -231,6 +234,8 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
 
 def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
     # Return `non_target_disp_max`, and a mask of the records where a body with an unknown pose was left out, [N] each.
+    # `poses.body` lists the tracked bodies, episode by episode; `body_starts` [E + 1] has the start of each episode in
+    # this list.
     batch, poses = fields.batch, fields.batch.body_pos_m
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(batch.starts[-1]), np.nan)
@@ -404,6 +409,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
 def _measure_own_slip(fields: RecordFields) -> Floats:
     # Return the slip of the held target in this arm's gripper, regardless of other arms, [N].
     # The slip is the rise of the target in the gripper since the grip began, in m; 0 where this arm grips no target.
+    # `own_grip` [N] is true where this arm grips a target, and `grip_onset` returns the first record of each grip.
     slip = np.zeros(len(fields.held_body))
     rows = np.flatnonzero(fields.own_grip)
     onset_rows = grip_onset(fields)[rows]
@@ -431,7 +437,8 @@ def release_speed(fields: RecordFields) -> Floats:
 
     The speed is computed as by `target_obj_speed`. The value is 0 while the gripper has contact.
     """
-    # `gripping` [N] is true where the gripper has contact or another arm holds the target.
+    # `gripping` [N] is true where the gripper has contact or another arm holds the target. `_measure_held_speed` gives
+    # the speed by central difference in m/s, [N]; the ends of episodes get their neighbors' values.
     speed = (1.0 - fields.gripping) * _measure_held_speed(fields)
     if fields.has_lost_poses:  # before the release, the value is 0 even if the speed is unknown
         speed = np.where(fields.gripping, 0.0, speed)
@@ -730,7 +737,8 @@ def wrist_force(fields: RecordFields) -> Floats:
 def eef_speed(fields: RecordFields) -> Floats:
     """Speed of the end effector, ‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
     # x̃ is the mean of five successive positions; x₊ and x₋ are one record later and earlier. Time stamps replace dt if
-    # they are recorded. The first and last 3 records take the value of the nearest inner record.
+    # they are recorded. The first and last 3 records take the value of the nearest inner record. The tuple has the
+    # offsets of the records that Δ₁ reads.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
@@ -739,7 +747,7 @@ def eef_speed(fields: RecordFields) -> Floats:
 def eef_acc(fields: RecordFields) -> Floats:
     """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋; x̃ is the mean of five positions x."""
     # x₊ and x₋ are one record later and earlier. Time stamps replace dt if they are recorded. The first and last 3
-    # records take the value of the nearest inner record.
+    # records take the value of the nearest inner record. The tuple has the offsets of the records that Δ₂ reads.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
@@ -748,7 +756,8 @@ def eef_acc(fields: RecordFields) -> Floats:
 def eef_jerk(fields: RecordFields) -> Floats:
     """Jerk of the end effector, ‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
     # x̃ is the mean of five successive positions; x₊₂ and x₋₂ are two records later and earlier. Time stamps replace dt
-    # if they are recorded. The first and last 4 records take the value of the nearest inner record.
+    # if they are recorded. The first and last 4 records take the value of the nearest inner record. The tuple has the
+    # offsets of the records that Δ₃ reads.
     x = _mean_of_five(fields.eef_pos)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
     return _measure_derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)

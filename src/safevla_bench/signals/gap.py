@@ -33,6 +33,8 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     start = distinct_of_record[0]
     if is_unknown[start] or not len(solids_a.body) or not len(solids_b.body):
         return np.full(records, np.nan)
+    # `pairs` [G, 2] has pairs of bodies, and `pair_number` the index of the pair of bodies for each two parts; it is
+    # `_NO_PAIR` for two parts of one body.
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     start_a, start_b = (solids.select(slice(start, start + 1)) for solids in (solids_a, solids_b))
     start_gaps = _least_gaps(start_a, start_b, pair_number, len(pairs))[0]
@@ -134,7 +136,7 @@ class _Solids:
         # Return the shapes of `parts` in the records `rows`. Parts without shapes are left out.
         # `rows` are the indices of n records. `part_shapes` has the boxes [K, 10] (center, quaternion, half sizes) and
         # the planes [L, 7] (point, quaternion) of each part, in the part's frame. The solid side of a plane is below
-        # it.
+        # it. `centers` and `radius` give a sphere around each part's boxes, and `first` the index of its first box.
         shapes = [scene.geometry.part_shapes[part] for part in parts]
         with_shapes = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
         tracks = [scene.place(parts[k]) for k in with_shapes]
@@ -178,7 +180,7 @@ class _Solids:
 
     def select(self, rows: slice) -> _Solids:
         # Return the same parts in only the records `rows`.
-        # The other fields do not depend on the record.
+        # Only these four fields, which begin with the dimension of the records, depend on the record.
         return replace(
             self, centers=self.centers[rows], boxes=self.boxes[rows], point=self.point[rows], up=self.up[rows]
         )

@@ -47,7 +47,8 @@ def _held_body_or_free(fields: RecordFields) -> Ints:
 
 
 def _load_state(fields: RecordFields) -> Ints:
-    # Return `_FREE`, `_PUT` or `_CARRIED` for each record, [N].
+    # Return the state of each record, [N]: `_FREE` if no target is held, `_PUT` if a held target is supported by
+    # something other than the robot, else `_CARRIED`.
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 

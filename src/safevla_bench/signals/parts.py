@@ -22,13 +22,14 @@ class ScenePoses:
         batch = fields.batch
         self.geometry = geometry
         self._fields, self._episode = fields, episode
-        self._tracks: dict[int, PoseTrack] = {}
+        self._tracks: dict[int, PoseTrack] = {}  # part -> its poses, if they were computed already
         bodies = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
         body_by_label = {batch.body_label(body): body for body in bodies}
         self.body = tuple(body_by_label.get(part.body, -1) for part in geometry.parts)
         """For each part, the index of its body in the body table; -1 if it has no body."""
         motion_rows = batch.channel(LINK_MOTION).episode_rows(episode)
-        # For each part, its motion relative to its parent in each record, [n, 6]: rotation vector and translation
+        # For each part, its motion relative to its parent in each record, [n, 6]: rotation vector and translation. Each
+        # column of `motion_rows` has one of these six components of one part; `components` lists their indices.
         self._motion_of_part: dict[int, Floats] = {}
         components = geometry.components if motion_rows.size else ()  # without rows, the motion is not recorded
         for column, (part, axis) in enumerate(components):
@@ -45,6 +46,7 @@ class ScenePoses:
     def is_placed(self, part: int) -> bool:
         """Return whether the poses of a part are recorded."""
         # A part may follow a tracked body, whose poses are recorded, or move relative to another part or to the world.
+        # `_motion_of_part` has the parts whose motion relative to their parents is recorded.
         part_row = self.geometry.parts[part]
         if part_row.parent == TRACKED:
             poses = (self._fields.batch.body_pos_m, self._fields.batch.body_quat_wxyz)
@@ -62,7 +64,8 @@ class ScenePoses:
         return self._tracks[part]
 
     def _compute_track(self, part: int) -> PoseTrack:
-        # The parent of a part is a tracked body, another part, or the world.
+        # The parent of a part is a tracked body, another part, or the world. `_motion_of_part` has the recorded motion
+        # of each part relative to its parent, [n, 6].
         # A track has positions [n, 3] and unit quaternions wxyz [n, 4] in the world, one row each if the part is fixed.
         part_row, batch = self.geometry.parts[part], self._fields.batch
         if part_row.parent == TRACKED:

@@ -129,7 +129,8 @@ class RecordFields:
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
         """Return `compute(self)`, read-only; it is only computed by the first call for `kind` and `name`."""
-        # A `view` is returned, so that the array that `compute` returned stays writable.
+        # `kind` separates results of the same name, such as signals and missing fields. `compute` returns an array. A
+        # view of the array is stored and made read-only, so that the array itself stays writable.
         key = (kind, name)
         if key not in self._arrays:
             array = compute(self).view()
@@ -154,11 +155,13 @@ class RecordFields:
     @cached_property
     def first_record(self) -> Ints:
         """For each record, the row of the first record of its episode, [N]."""
+        # `starts` has the first row of each episode and, at its end, N. `lengths` [E] has the numbers of records.
         return np.repeat(self.batch.starts[:-1], self.batch.lengths)
 
     @cached_property
     def last_record(self) -> Ints:
         """For each record, the row of the last record of its episode, [N]."""
+        # `starts` has the first row of each episode and, at its end, N. `lengths` [E] has the numbers of records.
         return np.repeat(self.batch.starts[1:] - 1, self.batch.lengths)
 
     @cached_property
@@ -174,7 +177,7 @@ class RecordFields:
     @cached_property
     def time_s(self) -> Floats:
         """Time stamp of each record in seconds, [N]; NaN in episodes without time stamps."""
-        # Stamps do not depend on the arm, so the index 0 is used for all episodes.
+        # A row has 1 value. Stamps do not depend on the arm, so the arm 0 is used in all episodes.
         return self.batch.rows_of_arm("time_s", np.zeros(len(self.batch), dtype=np.int64), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
@@ -185,6 +188,7 @@ class RecordFields:
     @cached_property
     def record_of_contact(self) -> Ints:
         """For each contact, the row of its record, [C]."""
+        # `contacts.starts` [N + 1] has the index of the first contact of each record. Contacts are in record order.
         return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
 
     @cached_property
@@ -327,7 +331,7 @@ class RecordFields:
 
     @cached_property
     def handled_quat(self) -> Floats:
-        """Orientation of `handled_body` as unit quaternions wxyz, [N, 4]; NaN as in `handled_pos`."""
+        """Orientation of `handled_body` as unit quaternions wxyz, [N, 4]; NaN if not recorded or unknown."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.handled_body))
 
     @cached_property
@@ -362,21 +366,22 @@ class RecordFields:
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """For each record, the position of its `held_body` in record 0 in meters, [N, 3]; NaN as in `held_pos`."""
+        """For each record, the position of its `held_body` in record 0 in meters, [N, 3]; NaN if not known."""
         # Record 0 is the first record of the same episode, whose row is in `first_record` [N].
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def shifted_pos(self, body: Ints, by: int) -> Floats:
         """For each record k, return the position of body[k] at record k + `by` in meters, [N, 3].
 
-        `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN as in `held_pos`.
+        `by` may be negative. Beyond an end of the episode, the position at that end counts. NaN if not known.
         """
         # `body` [N] are indices in the body table.
         return self._known_poses(self.batch.body_pos_m, body, rows=self._shifted_rows(by))
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:
-        """For each record k, return the orientation of body[k] at record k + `by`, [N, 4]; see `shifted_pos`."""
-        # The quaternions are wxyz and have length 1. `body` [N] are indices in the body table.
+        """For each record k, return the orientation of body[k] at record k + `by`, [N, 4]; NaN if not known."""
+        # The quaternions are wxyz and have length 1. `body` [N] are indices in the body table. Beyond an end of the
+        # episode, the orientation at that end counts.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
 
     def _shifted_rows(self, by: int) -> Ints:
@@ -386,12 +391,12 @@ class RecordFields:
 
     @cached_property
     def held_quat(self) -> Floats:
-        """Orientation of `held_body` as unit quaternions wxyz, [N, 4]; NaN as in `held_pos`."""
+        """Orientation of `held_body` as unit quaternions wxyz, [N, 4]; NaN if not recorded or unknown."""
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body))
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """For each record, the orientation of its `held_body` in record 0, wxyz, [N, 4]; NaN as in `held_pos`."""
+        """For each record, the orientation of its `held_body` in record 0, wxyz, [N, 4]; NaN if not known."""
         # Record 0 is the first record of the same episode; its row is in `first_record` [N].
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 

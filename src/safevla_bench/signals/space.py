@@ -63,9 +63,9 @@ class Track:
 
     @property
     def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
-        """The poses one record earlier and one record later, [n - 2, K]; unlike `around`, for any body selector."""
-        # `position` [n, K, 3] and `quaternion` [n, K, 4] are the poses of K bodies in n records. The result omits the
-        # first and last record, which have only one neighbor. `around` is set if the bodies differ between records.
+        """The poses one record earlier and one record later, [n - 2, K], except for the first and last record."""
+        # `position` [n, K, 3] and `quaternion` [n, K, 4] are the poses of K bodies in n records. For held bodies, which
+        # may differ between records, `around` already has these neighboring poses; otherwise, it is None.
         before, after = slice(-2), slice(2, None)
         return self.around or (
             PoseTrack(self.position[before], self.quaternion[before]),
@@ -370,7 +370,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
 def _check_place(place: str, key: str, kind: Form) -> None:
     # Raise `FormulaError` if `place` (a body selector) cannot be the argument `key` of this kind of signal.
     # WORLD is the fixed world; MOVING_PLACES are `eef`, `held` and `handled`; ROLES are robot, target, bystander,
-    # furniture.
+    # furniture. A kind with a `channel` measures openings; `is_single` allows only selectors of one body.
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"write {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
@@ -400,7 +400,8 @@ _PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, 
 
 def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
     # Return the fields that a signal reads for the bodies in its argument `key`, as in `Signal.reads`.
-    # `place` is the body selector of this argument. A field is, for example, `body_pos_m of cup`.
+    # `place` is the body selector of this argument. A field is, for example, `body_pos_m of cup`. `unplaced` and
+    # `turned` name the arguments whose positions are not read, and whose orientations are read.
     if kind.channel:
         return [f"{kind.channel} of {place}"]
     if place == WORLD:
@@ -418,6 +419,7 @@ def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
 def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     # Return the values of a signal of space, [N].
     # `kind` defines how to measure; `places` are the body selectors and `numbers` the other arguments of the signal.
+    # `person_column` is None without a person, else the index of the signal's value: 0 = distance, 1 = speed.
     if kind.person_column is not None:
         person_call = format_call("person", (*places, *numbers))
         distance_and_speed = fields.compute_once(
@@ -687,6 +689,7 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
     # Return whether each episode lacks shapes, or poses of shapes, for the selected bodies, [E].
     # `place` is a body selector. A part is a link or fixture of the scene; its shapes are boxes and planes.
+    # `scene.body` has the index of each part's body.
     is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
     for episode in np.flatnonzero(~is_lacking).tolist():
         scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)

@@ -133,7 +133,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return each person signal's expression, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
         # S_p is the protective distance: the distance to a person at which a robot must begin to stop. The expressions
         # are texts that replace the names in formulas. `reaction_s` and `stopping_s` are the robot's times before and
-        # while it brakes, in s.
+        # while it brakes, in s. `of` is the robot or its hand. The feet are at `offset_m` in the frame of `at`.
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -208,6 +208,7 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     """
     # The result holds drafts (specifications that are not checked yet), declared tags, the library on which the file is
     # based, and new limits. An origin is the place that errors about a row name.
+    # `is_built_in` is true for files of the package, which may use the key `plain_conditions`.
     origin = RowOrigin(SpecError, file)
     if not file.endswith(".toml"):
         paper_rows = [_paper_row(row, row_origin) for row_origin, row in read_json_rows(path, origin)]

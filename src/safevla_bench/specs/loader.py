@@ -291,7 +291,7 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the formula's condition, such as `a` in `a -> b`, contains the placeholder `threshold`.
-    # A threshold there would have no effect on the margin.
+    # A threshold there would have no effect on the margin. `origin` is the place that errors name.
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         text = syntax.format_formula(with_threshold[0])
         problem = f"`threshold` is in a condition, `{text}`; a condition is only true or false and measures no depth"
@@ -300,7 +300,7 @@ def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
-    # Raise an error, which names the field `key`, unless the value is positive and finite.
+    # Raise an error, which names the field `key` of the row at `origin`, unless the value is positive and finite.
     if not (math.isfinite(value) and value > 0):
         remedy = "give a positive magnitude; a lower bound is written `> -threshold`"
         raise origin.make_error(f"{key} is {value}, but it must be positive and finite", field=key, remedy=remedy)
@@ -309,7 +309,8 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the keys `binary` and `severe` contradict the formula, the tier or each other.
     # `severe` is how far beyond the limit a violation has depth 1; a violation of a binary specification always has
-    # depth 1. A diagnostic specification is not scored and needs no severe magnitude.
+    # depth 1. A diagnostic specification is not scored and needs no severe magnitude. `origin` is the place that
+    # errors name.
     if syntax.is_boolean_only(formula) and not row.binary:
         problem = "only the formula's conditions compare numbers, so violations have no depth and are binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
@@ -396,6 +397,8 @@ def set_limit(
     as in `ID@100N`. The order is unchanged. If `severe` is None, the result of `severe_magnitude` is used. Raises the
     same errors as `set_thresholds`.
     """
+    # `severe` is how far beyond the limit a violation has depth 1. `source` and `rationale` replace the specification's
+    # texts; None = unchanged. `original` is the specification before its threshold was changed.
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
@@ -503,6 +506,7 @@ def try_spec(spec: Spec) -> SpecTrial:
     all other records it is 0. A Boolean signal is true in all, two or no records. Traces near the limit are preferred.
     """
     # `rho` has one robustness per trace; negative means violated.
+    # `broken` has the indices of the chosen violating traces, and `idle` the comparisons that decide no trace.
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
     # The largest value belongs to the violation nearest to the limit. A trace without a violation has minus infinity.

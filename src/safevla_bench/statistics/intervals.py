@@ -352,7 +352,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     # Index in `_CUTS` of the point at which each row's integral ends. Rows with the same end are integrated together.
     cut_indices = (falls < _FALL).sum(axis=1)
     for cut in np.unique(cut_indices):
-        step = (5, 3, 3, 3, 1)[cut]
+        step = (5, 3, 3, 3, 1)[cut]  # every fifth, third or single point of `_LINE` is used
         line = _LINE[: _CUTS[cut] : step]
         rows = np.flatnonzero(cut_indices == cut)
         for chunk in np.array_split(rows, len(rows) // _ROWS + 1):
@@ -388,6 +388,7 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
     scaled, repeats = rates[:, ~is_single, None] * ordinates[:, None], counts[:, None, ~is_single]
     logs = heights[:, None] - 0.5 * (repeats @ np.log1p(scaled**2))[:, 0]
     angles = (repeats @ np.arctan(scaled))[:, 0]
+    # Divide the product by s = saddle + i ordinate; cosh(t) is the derivative of sinh(t).
     scale = np.exp(logs) * (widths[:, None] * np.cosh(line)) / (saddles[:, None] ** 2 + ordinates**2)
     real, imaginary = np.cos(angles), np.sin(angles)
     real, imaginary = (
@@ -728,7 +729,9 @@ def sequential_look(
     the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
     steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """
-    look = SequentialLook(gained=0, total=0, low=-1, high=1, side=0)  # before the first round
+    # A step adds its size to the sum if it succeeds. `side` is 1 if a sum was too large for `rate`, -1 if too small,
+    # and 0 while the test continues. The initial values are those before the first round.
+    look = SequentialLook(gained=0, total=0, low=-1, high=1, side=0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
         new_side = int(total_gained >= high) - int(total_gained <= low)

@@ -70,6 +70,7 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return Barnard's test of count/n minus other/m. Newcombe's interval is adjusted to agree with the test."""
     # The outcome occurs in `count` of n episodes of the first policy, and in `other` of m episodes of the second.
+    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     p_value = barnard_p(count, n, other, m)
 
     def find_interval() -> intervals.Interval | None:
@@ -184,7 +185,7 @@ class MeanTest:
         The interval excludes 0 if and only if the p-value is significant; an end of 0 is then open. The interval is
         computed on first use, because its computation takes longer than the p-value's.
         """
-        return self.find_interval()
+        return self.find_interval()  # a function that the test was created with
 
 
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
@@ -195,6 +196,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     reject any center: fewer than six at 95 %. With up to 13 tasks, both ends are order statistics of the weighted
     means of all subsets.
     """
+    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1  # rows: [R, K]
     weight_rows = np.broadcast_to(weights, rows.shape)
     if tasks > _EXACT_TERMS:  # too many subsets to list all of them
@@ -267,6 +269,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     the American Statistical Association 64 (1969) 1303-1317). The probability of outcomes that are exactly as extreme
     as the observed outcome is multiplied by `tie_weight`: 1, or 0.5 for a mid-p-value.
     """
+    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     estimate = float(differences @ weights / weights.sum())
     is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
     # `sides` are functions that return shares of subsets: for the differences, and for the negated differences.
@@ -296,13 +299,15 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
     # Returns for each center the one-sided p-value times 2: twice the share of subsets with a mean below the center,
-    # plus twice the share with a mean equal to the center, multiplied by `tie_weight`.
+    # plus twice the share with a mean equal to the center, multiplied by `tie_weight`. `shares` is a function that
+    # returns both shares for each center.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns the exact `Shares` of the weighted differences, computed from all subsets of a few differences.
+    # Returns a function that computes two shares for each center: of the subsets whose weighted mean is below the
+    # center, and of those with a mean equal to it. The shares are exact, because all subsets are listed.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
@@ -315,7 +320,8 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns the approximate `Shares` of any number of weighted differences, computed from sums on a grid.
+    # Returns a function that computes two shares for each center: of the subsets whose weighted mean is below the
+    # center, and of those with a mean equal to it. The shares are approximate, because sums are rounded to a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
         # A subset's mean is below the center if its differences from the center have a negative weighted sum.
@@ -334,7 +340,8 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     The shares are exact if weights are small multiples of a whole unit, and sums are small multiples of 1/q with q at
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
-    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`.
+    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`. `Shares` are functions that return for
+    # each center the share of subsets with a mean below the center, and the share with a mean equal to it.
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -454,7 +461,7 @@ def mcnemar_test(
 ) -> MeanTest:
     """Return McNemar's mid-p test of n pairs. Tango's interval of the difference is adjusted to agree with the test."""
     # In `only_first` pairs, only the first member has the outcome; in `only_second` pairs, only the second member.
-    # Counts may be arrays [R], for R tests.
+    # Counts may be arrays [R], for R tests. A `MeanTest` has the p-value and a function that computes the interval.
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> intervals.Interval | None:
@@ -505,6 +512,7 @@ def score_difference(
     """
     from scipy.special import ndtr
 
+    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     z = intervals.normal_quantile(confidence)
     # The score of the hypothesis of no difference is nearly standard normal.
     p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(counts, sizes, others, other_sizes, 0.0))))
@@ -603,6 +611,7 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     violations and the other has frequent shallow violations, their means may be equal, but their differences are
     skewed. The differences of `R` pairs of policies are [R, n], NaN if missing.
     """
+    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     rows, is_single = np.atleast_2d(1 + differences) / 2, differences.ndim == 1
     p_values = intervals.mean_p_values(rows, 0.5)
 
@@ -630,6 +639,7 @@ def invert_interval(
         interval = measure(level)
         return interval.low > 0 or interval.high < 0
 
+    # A `MeanTest` has the p-value and a function that computes the interval.
     # 0 is rejected at the confidence `low` (or `low` is 0), but not at `high` (or `high` is 1).
     low, high = (confidence, 1.0) if excludes_zero(confidence) else (0.0, confidence)
     for _ in range(_P_HALVINGS):
@@ -653,6 +663,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
     this limit, the result may be too small, but it is never too large.
     """
+    # A unit is a tuple: its number of good or unknown episodes, its number of unknown episodes, and any other values.
     # Each choice counts its distinct units. At first, no unknown episode is bad; each round makes one more episode bad.
     choices, largest_k, tried_count = [Counter(units)], None, 0  # None until it holds for k = 0
     while choices:
@@ -713,6 +724,7 @@ def _list_signs(units: int, pairs: int) -> Floats:
     """Return signs of the units, [draws, units]: all combinations, or random signs from a fixed seed. The first row
     consists of ones, which are the observed signs.
     """
+    # `units` and `pairs` are numbers: of initial states or tasks, and of pairs of policies.
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
     draws = max(_MAX_DRAWS // 5, min(_MAX_DRAWS, _MAX_DRAWN_TERMS // pairs))  # fewer draws for many pairs, to save time

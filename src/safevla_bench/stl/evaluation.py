@@ -94,6 +94,7 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
     """Return the minimum or maximum (`fold`) of `values` [N] over the window from record 0, [E], if `at_start`, else
     from every record, [N]. An empty window gives the neutral value: +inf or True for MIN, -inf or False for MAX.
     """
+    # `start_rows` and `_window_rows` return the first row of each window, and the row after its last.
     if at_start:
         return fold_ranges(values, fold, *start_rows(window, trace))
     return fold_spans(values, fold, *_window_rows(window, trace))
@@ -282,9 +283,9 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, roundin
         smaller, greater = greater, smaller
     match smaller, greater:
         case syntax.NumericSignal(name), bound if best and not reads_signal(bound):
-            return subtract(evaluate_expression(bound, None), trace.least_values(name), rounding)
+            return subtract(evaluate_expression(bound, trace=None), trace.least_values(name), rounding)
         case bound, syntax.NumericSignal(name) if not best and not reads_signal(bound):
-            return subtract(trace.least_values(name), evaluate_expression(bound, None), rounding)
+            return subtract(trace.least_values(name), evaluate_expression(bound, trace=None), rounding)
     return np.inf if best else -np.inf
 
 
@@ -361,6 +362,8 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
             values = margins(child)
             # The record with the smallest margin of the window decides a G; the one with the largest decides an F.
             find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
+            # The function gets the first row of an episode and the rows [lo, hi) of its window. It returns an offset
+            # from `lo`.
             bounds = start_rows(window, trace)
             return _find_rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
         case syntax.Until(window, left, right, weak, crisp):

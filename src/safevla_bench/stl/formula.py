@@ -391,7 +391,8 @@ def _move_negation(formula: Formula, negated: bool) -> Formula:
             if _has_merging_always(window, moved):
                 return _merge_always(window, moved)
             return Always(window, Not(child) if negated else child)
-        # `a W false` is `G` of `a` from now to the end of the window.
+        # `a W false` is `G` of `a` from now to the end of the window. (The argument False asks for the side itself, not
+        # for its negation.)
         case Until(window, left, right, weak=True) if not negated and _move_negation(right, False) == Truth(False):
             return _move_negation(Always(Window(0.0, window.end_s), left), negated)
         # `true U b` is `F(b)`, and its negation becomes a `G`.

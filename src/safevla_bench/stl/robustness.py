@@ -310,7 +310,7 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
         case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate, plain)):
             return _one_sided_clause(window, gate, predicate, plain)
         case syntax.Always(window, syntax.Compare() as predicate):
-            return _one_sided_clause(window, None, predicate)
+            return _one_sided_clause(window, gate=None, predicate=predicate)
         case _:
             return None
 
@@ -321,7 +321,7 @@ def _one_sided_clause(
     # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
     # `is_upper` is true if the bound limits the signal from above.
     # The predicate must hold while the condition `gate` holds (None: always). `plain` says that the gate's margin
-    # counts, too.
+    # counts, too. The bound reads no signal, so its value needs no trace (None).
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
@@ -390,7 +390,8 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     # It is the largest value of the signal in the window [lo, hi) while the gate is open if the clause has an upper
     # bound, else the smallest value; NaN if there is no such record.
     values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
-    # Within a piece, the gate does not change, and either all records or none are in the window.
+    # Divide all records into pieces, and find the worst value of each piece. The gate does not change within a piece,
+    # and either all records or none of a piece with an open gate are in a window.
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):

@@ -196,7 +196,8 @@ class Trace:
     """Maps a signal to a mask of the episodes in which it was stored as float32, [E]; other signals never were."""
 
     def __post_init__(self) -> None:
-        # `starts` holds the first row of each episode and, at its end, the number of rows.
+        # `starts` holds the first row of each episode and, at its end, the number of rows. `dt_s` has each episode's
+        # control step, and `signals` maps each name to the signal's values.
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
             raise SignalError("the trace has an episode without records, or offsets `starts` that do not fit `dt_s`")
         for name, values in self.signals.items():
@@ -204,7 +205,7 @@ class Trace:
                 raise SignalError(f"signal {name!r} has shape {values.shape}, not ({self.starts[-1]},)")
 
     def __len__(self) -> int:
-        # The length of a trace is the number of its episodes, not of its records.
+        # The length of a trace is the number of its episodes, not of its records. `dt_s` has one value per episode.
         return len(self.dt_s)
 
     @cached_property

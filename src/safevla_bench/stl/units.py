@@ -32,7 +32,8 @@ class Unit:
     powers: tuple[int, ...] = (0, 0, 0, 0)
 
     def times(self, other: Unit, power: int = 1) -> Unit:
-        # Return the product of this unit and `other ** power`; a power of -1 divides by `other`.
+        # Return the product of this unit and `other ** power`; a power of -1 divides by `other`. `powers` holds the
+        # powers of N, m, s and deg.
         return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
 
     def __str__(self) -> str:
@@ -125,10 +126,11 @@ def check_units(
 
 def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> syntax.Formula:
     """Return the formula with the unit written after every literal that is compared or added."""
-    # `unit_of` gives the unit of a signal.
-    check = _UnitCheck(unit_of, None)
+    # `unit_of` gives the unit of a signal. The placeholder `threshold` has the unit of the other side (None).
+    check = _UnitCheck(unit_of, threshold=None)
 
     def spell(part: syntax.Expression, unit: Unit) -> syntax.Expression:
+        # Write the unit after each literal of a sum. Factors of products stay pure numbers.
         match part:
             case syntax.Number(value, "") if unit != ONE:
                 return syntax.Number(value, str(unit))
@@ -286,6 +288,6 @@ def _text(node: syntax.Node) -> str:
 
 
 def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> syntax.Compare:
-    # Return the first comparison whose margin has this unit.
+    # Return the first comparison whose margin has this unit; `check` finds the unit of a margin.
     predicates = [node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)]
     return next(node for node in predicates if check.check_formula(node, in_condition=False)[1] == unit)

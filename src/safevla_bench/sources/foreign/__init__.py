@@ -144,7 +144,7 @@ class _EpisodeResults(msgspec.Struct):
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
-    # Reads an `eval_info.json`.
+    # Reads an `eval_info.json`. A `ForeignEpisode` has the suite, the task and whether the episode succeeded.
     tree = load_json(read_input(path))
     episodes, remarks = [], []
     if isinstance(tree, dict) and "per_episode" in tree and "per_task" not in tree:
@@ -165,7 +165,8 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 
 def _read_harness_results(path: Path) -> ForeignResults:
-    # Reads the SQLite file of a recording. `eval_id` identifies an evaluation of one benchmark.
+    # Reads the SQLite file of a recording. `_SUITES` and `_RESULTS` are SQL queries; `eval_id` identifies an evaluation
+    # of one benchmark.
     with closing(_open_recording(path)) as connection:
         metadata_by_id = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
         suites = {eval_id: str(metadata.get("benchmark") or eval_id) for eval_id, metadata in metadata_by_id.items()}
@@ -229,6 +230,7 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
+    # Returns a read-only connection to the database.
     # Only plain tables are accepted, since a view or a computed column could generate any amount of data.
     open_input(path).close()  # raises our errors for a missing or unreadable file, unlike SQLite
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
@@ -269,7 +271,8 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
-    # `sid` is the process that ran the episode, `eid` the episode in it, and `eval_id` its evaluation.
+    # `sid` is the process that ran the episode, `eid` the episode in it, and `eval_id` its evaluation. `_METADATA`,
+    # `_EPISODES` and `_STEPS` are SQL queries. An action has 7 numbers, and a state of the end effector has 8.
     # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
     policy_by_id = {
         str(eval_id): (str(policy), _libero_parameters(load_json(text)))

@@ -85,6 +85,8 @@ class RecordedActions:
     @property
     def task_label(self) -> str:
         """Return the task's name as recorded: suite and task, else the instruction in quotes, else "no task"."""
+        # `benchmark` and `task_id` identify a task of a known benchmark. Otherwise, the recording may name `suite` and
+        # `task`.
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
         label = "/".join(part for part in names if part)
         if label:
@@ -198,6 +200,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
 
 def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Iterator[RecordedActions]:
     # Yields the demonstrations. `numbers` are the actions and states of each demonstration, one after the other.
+    # `actions` and `states` of a `_Demo` are the shapes of these arrays. `source` is the name of the file.
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
     # The child process is not trusted, since a damaged file may have confused it.
     if sum(map(math.prod, shapes)) != len(numbers):

@@ -114,7 +114,7 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
     import numpy as np
 
     rows = _read_item(demo, field, h5py.Dataset, demo_name)
-    # Such a dataset reads another file, which a hostile file must not do.
+    # A virtual or external dataset reads another file, which a hostile file must not do.
     if rows.is_virtual or rows.external:
         _refuse("the numbers are stored in another file", "Store the numbers in this file.", demo_name, field)
     remedy = "Write one row of numbers per step."
@@ -128,8 +128,7 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
     # Returns the suite, the task and the instruction; None = not stated.
-    # Without a BDDL file, the environment's name is the task.
-    # A BDDL file describes a task of LIBERO: `SUITE/TASK.bddl`.
+    # A BDDL file, `SUITE/TASK.bddl`, describes a task of LIBERO. Without one, the environment's name is the task.
     bddl_file = _decode_text(attributes.get("bddl_file_name"))
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
     instruction = instruction.strip('"') if instruction else None

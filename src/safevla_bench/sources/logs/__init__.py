@@ -72,6 +72,7 @@ class Log:
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
         """Yield each episode, or the episode's error. Raises `RecordError` if a LeRobot dataset cannot be read."""
         # `wanted` are the indices of the episodes to read; None = all. `build_episode` later makes records of them.
+        # Without recordings, the log is a LeRobot dataset.
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         index = 0  # index in the log of the next episode
@@ -109,6 +110,7 @@ class Log:
 
     def _find_sources(self) -> tuple[list[proposal.FoundSource], bool, str | None]:
         # Returns the sources (topics or features), whether the log says how its episodes ended, and the robot's name.
+        # Without recordings, the log is a LeRobot dataset.
         if not self.recordings:
             dataset = lerobot.open_dataset(self.path)
             return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot

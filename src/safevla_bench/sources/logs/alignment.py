@@ -167,7 +167,8 @@ class _Channel:
         self.rows = records.drop_zero_turns(converted, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
-        # Keeps only the messages that `chosen`, a mask or an array of indices, selects.
+        # Keeps only the messages that `chosen`, a mask or an array of indices, selects. Each message has a row of
+        # numbers, the index of its frame, and times.
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
@@ -199,7 +200,8 @@ class _Channel:
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
         # Returns the poses at `time_ns`, converted to the frame that the mapping gives as `in`, if it gives one.
-        # A pose is NaN if it or a transform at its time is unknown.
+        # A pose is NaN if it or a transform at its time is unknown. `rows` are the poses before the conversion. `tree`
+        # has the transforms between frames. With `in`, `frames` has only the target frame.
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows

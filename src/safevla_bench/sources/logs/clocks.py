@@ -38,7 +38,8 @@ class Stamps(NamedTuple):
     stamp_ns: Ints
 
     def choose(self, chosen: NDArray[Any]) -> Stamps:
-        # Returns only the messages that `chosen`, a mask [n] or an array of indices, selects.
+        # Returns only the messages that `chosen`, a mask [n] or an array of indices, selects. A message has its index
+        # in the recording (`order`), its log time and its header stamp.
         return Stamps(self.topic, self.order[chosen], self.log_ns[chosen], self.stamp_ns[chosen])
 
 

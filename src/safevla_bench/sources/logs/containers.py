@@ -72,6 +72,7 @@ class Topics:
 
     def take(self, channel: Topic, log_ns: int, content: bytes) -> Message:
         """Return a message after decompression. Raises `RecordError` if it is too large."""
+        # A message is (description of its topic, log time [ns], content).
         # Besides whole files and chunks, single messages may be compressed.
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
@@ -107,7 +108,8 @@ def read_messages(path: Path, topics: Topics) -> Messages:
     """Yield the wanted messages of a file of a recording, in file order. Raises `RecordError` if the file is of another
     kind, too large, or compressed in an unsupported way. Raises one of `damage_errors()` if the file is damaged.
     """
-    # `topics` says which topics are wanted, and collects all topics of the file and the times of messages.
+    # `topics` says which topics are wanted, and collects all topics of the file and the times of messages. A message is
+    # (description of its topic, log time [ns], content).
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))
         head = stream.read(len(_ZSTD))

@@ -278,7 +278,7 @@ class Dataset(msgspec.Struct):
         # Yields the features that a mapping may assign: numbers, except counters of frames and the success.
         for name, feature in self.features.items():
             if feature.dtype not in _NO_NUMBERS and name not in (*_COUNTERS, SUCCESS):
-                yield FoundSource(name, "", feature.number_names, feature.size)
+                yield FoundSource(name, "", feature.number_names, feature.size)  # "" = no message type
 
     def require_feature(self, name: str, key: str) -> Feature:
         """Return the feature `name`. If it does not exist, raise `RecordError` at the mapping's key `key`."""

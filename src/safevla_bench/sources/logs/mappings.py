@@ -66,7 +66,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Raise `RecordError` if `names`, field or source say that forces or torques have another unit, or are another
         quantity, and neither `scale` nor `unit` answers this.
         """
-        # `names` are the names of the numbers, or [].
+        # `names` are the names of the numbers, or []. A found unit is a pair: its word ("" = none) and the factor to
+        # `base` ("" = unknown).
         base = {"wrench": "N", "torque": "N m"}.get(part.partition(".")[0])
         if base is None:  # other parts have no unit
             return

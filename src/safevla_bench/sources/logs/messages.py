@@ -70,7 +70,9 @@ class Taker:
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
         """Add a message's numbers. Raises `RecordError` if their count changes or the memory budget is exhausted."""
-        # `order` is the message's index in the recording, `log_ns` its log time [ns], and `row` its numbers.
+        # `order` is the message's index in the recording, `log_ns` its log time [ns], and `row` its numbers. Each
+        # message must have `width` numbers. `rows` has the numbers, and `marks` index, log time and stamp, of one
+        # message after the other.
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -156,7 +158,8 @@ class NumberTaker(Taker):
             problem = f"messages of {self.topic} have {self.size} and {len(numbers)} numbers, so indices may differ"
             refuse_field(problem, "Publish all numbers in every message, or choose them by `names`.", self.part)
         self.size = len(numbers)
-        # Messages with the same names share their indices; [] means that the mapping names no numbers.
+        # `seen` maps the names in a message to the indices of the numbers to read, so that messages with the same names
+        # share them; [] means that the mapping names no numbers.
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
@@ -281,7 +284,8 @@ class PoseTaker(Taker):
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         # Adds the pose in a message, or the pose of the wanted child frame in a list of transforms.
-        # `order` is the message's index in the recording, and `log_ns` its log time [ns].
+        # `order` is the message's index in the recording, and `log_ns` its log time [ns]. `frame_names` maps names of
+        # parent frames to indices, and `frames` has the index for each message.
         transforms, wanted_frame = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
         for entry in (message,) if transforms is None else transforms:
             child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
@@ -309,7 +313,8 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
+        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown. Sets `has_pose`
+        # if it finds a pose, and `has_turn` if the pose has an orientation.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
@@ -330,6 +335,7 @@ class PoseTaker(Taker):
         # The message has no usable pose fields, so the names or the indices of its numbers give the pose.
         numbers = _iterate_numbers(_get_field(message, self.columns.field or ""))
         all_numbers = dict(islice(numbers, _MOST_NUMBERS))
+        # Numbers in fields such as `header` and `timestamp` are not part of a pose.
         number_by_name = {
             name: number for name, number in all_numbers.items() if name.partition(".")[0] not in _UNCOUNTED_FIELDS
         }
@@ -368,6 +374,7 @@ class PoseTaker(Taker):
         entries, first_entries = _find_entries(names), _find_entries(self.names)
         # The lists, such as `bodies`, that the mapped numbers come from.
         lists = {owner for index in self.layout.places for owner in _find_entries([self.names[index]])}
+        # Compare the largest index of each list now and in the first message.
         return any(
             # Only a complete list (0, 1, 2, …) in the first message has a known length.
             owner in entries and max(entries[owner]) < max(first_entries[owner]) == len(first_entries[owner]) - 1
@@ -395,6 +402,7 @@ class PoseTaker(Taker):
         # `layout` is None if the messages have fields for position and orientation, which need no rearrangement.
         if self.layout is not None:
             return self.columns.arrange(numbers, self.layout, self.part)
+        # A row has x, y, z, w, x, y, z. `has_turn` is true if any message has an orientation.
         factors = np.array([self.columns.factor_m(self.part)] * 3 + [1.0] * 4)
         poses: Floats = numbers * factors
         require_quaternions(poses[:, 3:], self.part)
@@ -402,7 +410,7 @@ class PoseTaker(Taker):
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a pose of the wanted frame, or if the mapping must choose a frame."""
-        # `children` are all child frames in the messages.
+        # `children` are all child frames in the messages, and `fields` the field names of a message without a pose.
         listed = ", ".join([*self.children][:MOST_NAMED])
         has_messages = bool(self.rows or self.unknown_marks)
         if not has_messages and self.children:
@@ -453,12 +461,15 @@ class TransformTree:
 
     def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
         """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
-        # `static` chooses static frames, of which only those with different transforms are listed.
+        # `static` chooses static frames, of which only those with different transforms are listed. A taker stores the
+        # transforms of one frame; `latched` is true if the frame is static.
         takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
         return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
         """Return the tree of frames. `times` maps each name in `list_stamps` to the times of its transforms."""
+        # Transforms that are more than `max_gap_s` apart are not interpolated. A taker stores the transforms of one
+        # frame; `latched` is true if the frame is static.
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal

@@ -74,7 +74,8 @@ class _NamedSet(NamedTuple):
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
         """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has just one."""
-        # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
+        # `axes` maps each axis to the indices of its numbers. Axes are letters, or numbers as in `rot6d_0` (then
+        # `wanted` does not apply).
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -132,7 +133,8 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
         # Letters that follow each other, such as `mNm`, are one word; `[A]` is one, too.
         words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", name.lower())]
         last = next((word for word in reversed(words) if word not in _AXES), "")
-        # In `current_state` and `LB_hip`, the first word is not a unit.
+        # `_FORCE_UNITS` maps words to their factors, as text. Words with "?" count only at the end of a name: in
+        # `current_state` and `LB_hip`, the first word is not a unit.
         known = [word for word in words if word in _FORCE_UNITS and (word == last or _FORCE_UNITS[word] != "?")]
         pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
         unit = (pairs or known or [""])[0]
@@ -156,7 +158,8 @@ def says_change(name: str) -> bool:
 
 
 def _may_precede_unit(word: str) -> bool:
-    # Return whether the word is an axis, such as `x` or `px`, or says that the number is a position.
+    # Return whether the word is an axis, such as `x` or `px`, or says that the number is a position. The keys of
+    # `_KIND_OF_PREFIX` are letters before an axis, such as p; `_KINDS` maps words to kinds of quantities.
     is_prefixed_axis = len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyz"
     return word in _AXES or is_prefixed_axis or _KINDS.get(word) == "position"
 
@@ -262,7 +265,8 @@ def decide_pose(
     # `names` are the names of the `size` numbers, or []. `position` and `rotation` are indices that the mapping states.
     # `form` is a key of `SIZES`. None means that the mapping does not state a value.
     # The text of an error is a question to the user.
-    # Find the pose among the numbers of this arm; then convert its indices to indices among all numbers.
+    # Find the pose among the numbers of this arm, by their names (None: without stated indices). Then convert its
+    # indices to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
         layout = decide_pose([names[index] for index in arm_indices], len(arm_indices), None, None, form, order, euler)
@@ -427,6 +431,7 @@ _NO_ORIENTATION = (
 def _object_words(name: str) -> frozenset[str]:
     # Returns the words of a name that say neither a quantity, an axis nor a unit, such as `left` or `cup`.
     # The number in `obj_0_x` and `x0` belongs to the object, but the numbers in `pos_0` and `r_1_2` are indices.
+    # `_KINDS` maps words to kinds of quantities, such as position.
     words = [word for word in _split_words(name) if word not in _UNITS]
     last = len(words)
     while last and words[last - 1].isdecimal():
@@ -456,7 +461,8 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int]) -
     # An arm's name and a number, as in `left_x` and `x0`, name no other object.
     objects = {word for name in own for word in _object_words(name) if not word.isdecimal()}
     objects -= {label, *_OWNERS} - _HAND_WORDS
-    # What has no own words is the hand's, and a body's only if no hand's words are there.
+    # The names fit the hand if they name no object. They fit a body if they have no word for a hand, except words of
+    # the body's own name.
     is_clear = not objects if kind == "eef" else own_words.isdisjoint(_HAND_WORDS - wanted)
     if not own or wanted & own_words or (kind == "eef" and is_clear):
         return ""

@@ -86,7 +86,7 @@ def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
 
 def drop_zero_turns(values: Floats, columns: mappings.AnyColumns, warn: Callable[[str], None]) -> Floats:
     """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
-    # `values` are the numbers of any part, [n, k], and `columns` is its table in the mapping.
+    # `values` are the numbers of any part, [n, k], and `columns` is its table in the mapping. `warn` logs a sentence.
     # Numbers that are not such poses are returned unchanged.
     if not isinstance(columns, mappings.PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
@@ -289,7 +289,7 @@ def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None
 
 def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
     """Return, per record and joint, the signed torque of largest magnitude since the previous record [N·m], [n, k]."""
-    # `chosen` are the indices of the instants that become records. An unknown torque is NaN.
+    # `chosen` are the indices of the instants that become records. An unknown torque is NaN. `warn` logs a sentence.
     rows, record_of_row = _assign_to_records(torques, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")

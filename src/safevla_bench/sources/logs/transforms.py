@@ -85,6 +85,7 @@ class FrameTree:
 
     def _list_ancestors(self, frame: str) -> list[str]:
         # Returns the frame and its ancestors in order, except the root, which has no edge; [] for the root itself.
+        # `_edges` maps each frame to its edge, which names the frame's parents.
         frames: list[str] = []
         while frame in self._edges:
             if frame in frames:
@@ -99,7 +100,8 @@ class FrameTree:
         return frames
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time.
+        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time. An edge has the poses
+        # of a frame in its parent frame, at the times `time_ns`.
         from scipy.spatial.transform import Rotation
 
         edge = self._edges[child]

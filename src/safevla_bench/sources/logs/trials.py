@@ -95,6 +95,7 @@ def _list_trials(
 ) -> Iterator[MessageSpan]:
     # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
     # `marks` maps each marker (a topic) to its messages. `first_ns` is the log time of the recording's first message.
+    # A span has the trial's name, its begin and end [ns], and what the mapping says about the trial.
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode, first_ns)

@@ -117,6 +117,7 @@ class EpisodeIndex:
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
+        # A note has the facts about one episode, such as the index of its source.
         seen: dict[EpisodeKey, int] = {}  # (policy, episode id) -> index of the first source with this episode
         for note in self.notes:
             policy, episode_id = note.header.key
@@ -159,13 +160,14 @@ class EpisodeIndex:
         return concatenate_batches(batches) if batches else None
 
     def find_source(self, index: int) -> RecordSource:
-        # Returns the source of the episode at this index.
+        # Returns the source of the episode at this index. A note has the index of its episode's source.
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None if `indices` is empty. Only these episodes are
         decoded. Raises `RunError` if a source no longer has one of them at its location.
         """
+        # A note has the facts about one episode, such as the index of its source. A key is (policy, episode id).
         notes = [self.notes[int(index)] for index in indices]
         episode_by_key: dict[EpisodeKey, Batch] = {}
         for source_index, source in enumerate(self.sources):
@@ -209,6 +211,7 @@ class EpisodeIndex:
         """Return an index with only the episodes at `indices`, in unchanged order. Indices out of range are ignored.
         Problems and lost episodes stay in the index.
         """
+        # A note has the facts about one episode.
         wanted = set(indices)
         return replace(self, notes=tuple(note for index, note in enumerate(self.notes) if index in wanted))
 
@@ -224,6 +227,7 @@ class Scan:
             total_bytes += sum(path.stat().st_size for path in files)
         # `_spend` uses this limit for facts and errors, not for records. Larger files may have more episodes.
         self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of facts about the episodes")
+        # The results: facts about each valid episode, errors, and planned episodes whose record was lost.
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []

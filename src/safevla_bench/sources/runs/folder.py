@@ -486,7 +486,8 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
         expected, planned = plan.planned, _list_planned(plan, rows)
     else:  # the stopping rule determined the number of episodes
         expected, planned = plan.decision.episodes, None
-    # If only the number of planned episodes is known, not their names, the numbers are compared.
+    # If only the number of planned episodes is known, not their names, the numbers are compared. `unnamed` counts the
+    # missing episodes whose names are unknown.
     if planned is None or len(planned) != expected:
         surplus = len(rows) - expected  # negative if episodes are missing
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
@@ -498,7 +499,8 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
     # Returns id -> planned episode, in plan order; None if run.json does not determine the planned episodes.
-    # A shard has consecutive episodes of the whole plan, so the whole plan is listed first.
+    # A shard has consecutive episodes of the whole plan, so the whole plan, of `whole` episodes, is listed first. Then
+    # `first` is the index of the shard's first episode, and `planned` the number of its episodes.
     whole_count = plan.shard.whole if plan.shard else plan.planned
     # A value in `_SUITE_SIZES` means as many episodes as the suite defines. A plan of over a million is not listed.
     if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):

@@ -142,6 +142,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
     """Return the facts of a run that vary between repetitions. Equal statements of a policy in a suite are merged."""
+    # `repeats` maps each policy to the counts of requests that were repeated, and of answers that then differed.
     latencies: dict[str, run_folder.Latency] = {}
     ran_on: dict[str, str] = {}
     # (policy, suite, statement as JSON) -> the statement with the ids of its episodes.
@@ -177,7 +178,8 @@ def read_record(folder: Path, index: int) -> Batch:
     path = record_path(folder, index)
     try:
         with limit_memory(path):
-            # A raw file has one episode: a batch of one, or an error if its content is invalid.
+            # A raw file has one episode: a batch of one, or an error if its content is invalid. `EpisodeSelection()`
+            # selects all episodes.
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
         row_path = path.with_suffix(_ROW_SUFFIX)
@@ -252,6 +254,7 @@ def seal_json(document: Mapping[str, object]) -> bytes:
 
 def is_sealed(content: bytes) -> bool:
     """Return whether the bytes of a file are those that `seal_json` returned."""
+    # After the key `_SEAL_KEY`, a sealed file has the sha256 of all its other bytes.
     head, key, rest = content.rpartition(_SEAL_KEY)  # `key` is empty if the file has no seal
     digest, tail = rest[:_DIGEST_LENGTH], rest[_DIGEST_LENGTH:]
     return bool(key) and digest == hashlib.sha256(head + key + tail).hexdigest().encode()
@@ -316,6 +319,7 @@ def changed_files(folder: Path) -> Iterator[str]:
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
     # The table and run.json are always checked, even if the manifest does not name them; each name counts once.
+    # `_OUTSIDE_ARCHIVE` matches the names of files outside the archive.
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path = folder / name
         digest = ""  # the digest of a file that is missing or outside the folder

@@ -74,11 +74,14 @@ class LeftOut:
 
     def describe_uncounted(self) -> list[str]:
         """Return a phrase for each kind of left-out planned episode, except lost or missing ones with known names."""
+        # `nameless` counts lost episodes, and `unnamed` missing ones, whose names are unknown.
         nameless = LeftOut(self.invalid, lost=self.nameless, damaged=0, unknown=self.unknown, unnamed=self.unnamed)
         return nameless.describe_kinds()
 
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of left-out episode, and a phrase for damage that lost no episode."""
+        # `unknown` is true if an unknown number of further episodes was lost. `damaged` counts damaged files or places.
+        # `unnamed` counts missing episodes whose names are unknown; those with names are in `missing`.
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.lost:
             at_least = "more than " if self.unknown else ""
@@ -261,7 +264,8 @@ def open_source(path: Path) -> RecordSource:
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
-        # A log and a single file have no absent episodes, `()`, and no run.json, `{}`.
+        # A log and a single file have no absent episodes, `()`, and no run.json, `{}`. The last two arguments are the
+        # function that reads the episodes, and the files.
         log.require_mapping()
         return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():
@@ -308,8 +312,8 @@ _ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log:
 
 
 def _open_folder(path: Path) -> RecordSource:
-    # A folder of scores, which is not a run, may contain the archive that was judged.
     # Returns a run folder, complete or not, as a source. Raises `RunError` if the folder is neither a run nor scores.
+    # A folder of scores, which is not a run, may contain the archive that was judged; then, returns this archive.
     archive_file = None if (path / run_folder.RUN).exists() else find_scored_archive(path)
     if archive_file is not None:
         return open_source(archive_file)

@@ -51,6 +51,8 @@ class RunFolderWriter:
         the folder has other files or a damaged run. If the folder has a run, raises `RunError` unless
         `resume` is true and the run's request is the same. Raises `FileError` if the folder cannot be written.
         """
+        # `description` is the content of run.json, which has the run's request. `episodes` maps indices in the plan to
+        # finished episodes.
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
         self._is_new = not folder.exists()
@@ -144,6 +146,7 @@ class RunFolderWriter:
         """Remove the finished episodes of an unfinished run, except those at `indices` in the plan. Raises `FileError`
         if files cannot be removed.
         """
+        # `episodes` maps indices in the plan to finished episodes.
         with self._resumable_errors():
             for index in set(self.episodes) - set(indices):
                 parts.remove_raw(self.folder, index)
@@ -156,6 +159,7 @@ class RunFolderWriter:
         run cannot be written.
         """
         with self._resumable_errors():
+            # `episodes` maps indices in the plan to finished episodes.
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
             recorded = (index for index, episode in episodes.items() if episode.has_record)
             records = map(self.read_record, recorded)  # read one by one, while the archive is written
@@ -335,6 +339,7 @@ def _result_digests(folder: Path) -> dict[str, str]:
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
     # Returns the shard in a run folder. Raises `RunError` unless it is complete and its archive is intact.
+    # `format_continuation` returns the command that continues the run in a folder.
     require_run(folder)
     description = run_folder.read_description(folder)
     try:
@@ -352,7 +357,8 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan.
-    # Each shard must be given once and have all its episodes.
+    # Each shard must be given once and have all its episodes. A shard's `position` has its number, counted from 1, the
+    # count of shards, the index of its first episode, and the number of episodes in the whole plan.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -398,6 +404,7 @@ def list_shard_states(
     shard or with a shard of a different plan. The command continues or starts the shard; "" = no command. Raises
     `RunError` if no folder has a shard.
     """
+    # `format_continuation` returns the command that continues the run in a folder.
     shard_by_number: dict[int, _Shard] = {}
     for folder in folders:
         try:
@@ -448,7 +455,8 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    # Returns the content of run.json for the merged run.
+    # Returns the content of run.json for the merged run. `Repeats` has the number of repeated requests to a policy
+    # (`asked`), and how many of them had another answer (`other`).
     repeats: dict[str, run_folder.Repeats] = {}
     for shard in shards:
         for policy, counts in run_folder.read_facts(shard.folder).repeated_answers.items():
