@@ -34,7 +34,7 @@ def detect_suffix(path: Path) -> str:
     """Return the suffix that determines a file's format, such as `.jsonl.gz`; the file need not exist. Raises
     `RecordError` if the name has no supported suffix, for example because it is the name of a folder.
     """
-    for suffix in _READERS:
+    for suffix in _READERS:  # maps each suffix to the function that reads the format
         if path.name.endswith(suffix):
             return suffix
     if path.is_dir():

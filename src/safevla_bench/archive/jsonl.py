@@ -45,6 +45,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
     Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises
     `DamageError` if a compressed member is damaged or too many lines are bad or blank; the rest of the file is skipped.
     """
+    # `selection` counts the episodes that are read, and says which of them are wanted.
     bad_count = blank_count = 0
     warned_fields: set[str] = set()
     try:
@@ -83,6 +84,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
     """Return one episode as a line of JSON, compressed if the file's suffix requires compression."""
     line = encode_json(batch, index)
+    # `WHOLE` is the suffix of an uncompressed file with a single episode; `_COMPRESS` has all other suffixes.
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
 
@@ -109,6 +111,7 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     # Yields the content of the file `name` in pieces of any sizes, decompressed if the suffix is `.gz` or `.zst`.
+    # For a compressed file: the size of each read, and a function that makes a decompressor.
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
         yield from iter(partial(stream.read, _PIECE_BYTES), b"")  # up to the file's end
@@ -180,6 +183,7 @@ def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield each recorded field's name and its value in each record. Action fields come last; record 0 has UNSET."""
     names = list(recording.roles)  # names of the bodies; other arrays hold indices into this list
+    # A `spec` describes a channel. A pose channel's `spec.bodies` names the list of the indices of its bodies.
     arrays = {spec: recording.channel(spec.name) for spec in channels.NUMERIC}
     # Only recorded channels: each channel's array as nested lists, with one item per record or per action.
     rows = {spec: values.tolist() for spec, values in arrays.items() if values is not None}
@@ -216,7 +220,7 @@ def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Seque
     recorded = channels.recorded_forces(recording.header.get("forces"))  # a subset of `force_n` and `net_force_n`
     # Without a recorded `force_n`, the column `force_n` only repeats `net_force_n`.
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
-    for index, record in enumerate(contacts.record.tolist()):
+    for index, record in enumerate(contacts.record.tolist()):  # the index of each contact's record
         contact: dict[str, object] = {"a": names[contacts.a[index]], "b": names[contacts.b[index]]}
         contact |= {name: float(values[index]) for name, values in measured.items() if not np.isnan(values[index])}
         lists[record].append({**contact, **_encode_extra(recording, "contacts", index)})
@@ -396,6 +400,7 @@ def _read_poses(
 ) -> tuple[list[int], NDArray[Any]]:
     # Returns the indices of the P bodies of a pose channel, and the channel's values, [n, P, size] or [n, P].
     # All steps must have the same bodies; they get the order of the first step.
+    # `index_by_body` maps a body's name to its index in `body_roles`.
     field = spec.name
     body_names = list(getattr(steps[0], field))
     for t, step in enumerate(steps):
@@ -412,6 +417,7 @@ def _read_poses(
 
 def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
     # Returns the contacts of all steps as columns, with one item per contact. Numbers that are absent become NaN.
+    # `index_by_body` maps a body's name to its index in `body_roles`.
     # Each tuple has the step, the number of the contact in this step, and the contact.
     flat_contacts = [
         (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts)

@@ -127,6 +127,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     an invalid row has the row's number, from 1, as `line`. A damaged group gives a `DamageError` with the group's
     number of episodes; a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
     """
+    # `selection` counts episodes; `next_wanted` returns which of the next ones are selected, as a list.
     place = Place(file=str(path))
     open_input(path).close()  # raises `OSError`, or `RecordError` for a Git LFS pointer
     try:

@@ -91,7 +91,8 @@ _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
 
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
-    # The result also has the names of rare columns of contacts and of rare header fields.
+    # Something rare has a column in a file only if an episode of the file has it: a channel, a number of contacts or a
+    # header field.
     rare = [spec.name for spec in _RARE if batch.numbers(spec).present.any()]
     rare += [name for name in channels.OF_CONTACTS if _has_contact_column(batch, name).any()]
     rare += [name for name in RARE_FIELDS if any(getattr(header, name) is not None for header in batch.headers)]
@@ -100,7 +101,7 @@ def rare_channels(batch: Batch) -> frozenset[str]:
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
-    # `rare` has names of rare channels, columns of contacts and header fields.
+    # `SCHEMA` has all columns. `rare` has names of rare channels, columns of contacts and header fields.
     absent = [spec for spec in _RARE if spec.name not in rare]
     # A pose channel also has a column for its bodies. For other channels, `spec.bodies` is "", which names no column.
     left_out = {spec.name for spec in absent} | {spec.bodies for spec in absent}
@@ -241,8 +242,8 @@ class _Columns:
     """The columns of `E` rows. Each row has an `EpisodeOutline` and numbers of records, bodies and arms."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
-        # `records`, `bodies` and `arms` have each row's number of them, [E]. `body_starts` [E + 1] has the index of
-        # each row's first body in the batch.
+        # `outlines` have each row's header, roles of bodies, and number of records. `records`, `bodies` and `arms` have
+        # each row's number of them, [E]. `body_starts` [E + 1] has the index of each row's first body in the batch.
         self.rows = rows
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _has_values(rows, name)]
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]

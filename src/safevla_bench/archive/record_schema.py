@@ -52,6 +52,7 @@ _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
 def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
     # Returns the JSON type of a channel's field in a step; `of_arms` is true for a robot with several arms.
+    # `_ROW_TYPES` and `_POSE_TYPES` map the number of values to a type; 0 = any number in a row, one number in a pose.
     if of_arms and spec.per_arm:  # a list of the numbers, Booleans, or names of bodies (None = no body) of all arms
         return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
     if spec.is_pose:  # an object that maps the name of each body to its value
@@ -139,11 +140,12 @@ class Budget:
     """Limits the total size of an input's parts to `most` items. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
+        # `most` limits the total size, and `what` names what is counted. `_left` is the rest that may still be spent.
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:
         """Add the size of a part to the total. Raises `RecordError` if the total exceeds the limit."""
-        self._left -= amount
+        self._left -= amount  # how much of the limit `_most` is left; `_what` names what is counted
         if self._left < 0:
             raise RecordError(f"more than {self._most} {self._what}", remedy=REMEDY_LARGE)
 
@@ -152,6 +154,7 @@ class EpisodeSelection:
     """Counts episodes while they are read, and selects the episodes at the indices `wanted`; None = all episodes."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
+        # `wanted` holds the indices of the episodes to select; None = all.
         self._wanted = None if wanted is None else frozenset(wanted)
         self._next_index = 0  # index of the next episode to be counted
 
@@ -218,6 +221,7 @@ def find_episode_id(tree: Mapping[str, object]) -> str | None:
 
 def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     """Convert plain values to a struct; raise `RecordError`, with step and field, if a field is missing or mistyped."""
+    # `tree` is a parsed JSON object, and `kind` is the class of the struct.
     try:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:

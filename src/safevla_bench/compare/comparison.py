@@ -160,6 +160,7 @@ def compare_where_possible(
 
 def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
     """Return `compare(True)` and "" if episodes can be paired; otherwise, `compare(False)` and the reason."""
+    # The argument of `compare` is whether episodes are paired.
     # Without protocols (an empty sequence), this condition is false.
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
@@ -249,6 +250,8 @@ class _SuiteResults:
         """Return the differences of `R` pairs of policies with the indices `index_pairs`, [R, 2]. `fill` has one value
         for each policy of a pair, which replaces unknown values. If `fill` is None, unknown values are left out.
         """
+        # The result also has the differences by task, [R, tasks], and, for rates of paired episodes, by initial state.
+        # Metrics with a unit (%) are rates.
         names = [(self.members[first].name, self.members[second].name) for first, second in index_pairs.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(index_pairs, metric, fill)
@@ -314,6 +317,7 @@ class _SuiteResults:
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
     # Returns the results in each suite in which policies can be compared, and in all suites if there are several.
+    # If `pairs` is None, episodes are not paired, and a task needs to be common to only two policies.
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -348,7 +352,8 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
 
 
 def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
-    # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies.
+    # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies. The
+    # scope has the policies' results in one suite, or in all suites.
     policies = range(len(scope.members))
     # A standing is one policy's own value and interval.
     standings = (
@@ -358,10 +363,11 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     )
     pairs = np.array(list(combinations(policies, 2)))  # [R, 2]
     measured = scope.measure(pairs, metric, options)
+    # `BOUNDED` has all metrics except P[U|S], for which an episode is unknown if its success or safety is (`CLEAN`).
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
     # P[U|S] is the share of unsafe episodes among successes.
-    # P[U|S] has no extremes, because an episode without a value may not be a success.
-    # For other metrics, the first extreme is the smallest possible difference, the second extreme the largest.
+    # P[U|S] has no extremes, because an episode without a value may not be a success. For other metrics, a fill has
+    # the values of the first and second policy's unknown episodes: (0, 1) gives the smallest possible difference.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -380,7 +386,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
         )
         for k, difference in enumerate(differences)
     ]
-    if metric in BOUNDED and METRICS[metric].unit:
+    if metric in BOUNDED and METRICS[metric].unit:  # a rate; means have no unit
         corrected = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))  # Bonferroni
         undecided = [k for k, difference in enumerate(decided) if difference.undecided]
         for k in undecided[:_MAX_TIPPING_POINTS]:
@@ -393,11 +399,13 @@ _MAX_TIPPING_POINTS = 10  # limit on the number of pairs of policies whose tippi
 
 
 def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
+    # Returns the value and the interval of the policy with the index `policy`.
     # If there are only two policies, an initial state counts only if both policies have a value in it.
     # With more policies, `other` is the policy itself, which leaves out no initial state.
     other = 1 - policy if len(pairs.results) == 2 else policy
     means, is_single = pairs.state_means((policy, other), metric)
-    is_counted = bool(METRICS[metric].unit) and is_single
+    is_counted = bool(METRICS[metric].unit) and is_single  # the metric is a rate, and each state has one episode
+    # The means are both the values and the means per start; without weights (None), all have equal weight.
     return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
 
 
@@ -407,6 +415,7 @@ def _make_standing(
     """Return a policy's value and interval from its `values`, [n]. If `is_counted`, `values` are 0 or 1, and the
     interval is Wilson's. Otherwise, the interval is that of the weighted mean of `means`, one for each start.
     """
+    # `weights` has one weight for each start; None = equal weights.
     n, value_sum = len(values), float(values.sum())
     if is_counted:
         interval = wilson_interval(value_sum, n, options.confidence)
@@ -419,6 +428,8 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
     """Yield each policy's value and interval. Only tasks in which all policies have a value are counted."""
     by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
+    # A sample has a policy's values in one task. Its `by_start` has, for each initial state, the mean of the values and
+    # the share of the task's values; it is clustered if some state has several values.
     for member, values in zip(scope.members, by_policy, strict=True):
         samples = [values[task] for task in shared]
         pooled = np.concatenate([np.zeros(0), *(sample.values for sample in samples)])
@@ -448,6 +459,9 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
     a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
     p-values of rates of paired episodes. Holm's rule adjusts all other p-values.
     """
+    # `measured` may assume values for unknown episodes. A pair without a difference of `known_differences` is ignored.
+    # `by_task` and `by_state` have each pair's differences by task and by state; `by_state` is None except for rates of
+    # paired episodes.
     # One row for each pair of policies: the p-value for these tasks, and for tasks like these.
     columns = [[difference.p_value, difference.p_by_task] for difference in measured.differences]
     # As a float, a missing p-value (None) is NaN.
@@ -478,6 +492,7 @@ def _decide_verdict(
     of `p_values` is for the known values. If a value is unknown, two more items are for the extremes (`add_extremes`).
     If the difference is significant, `find_obstacle` is called; if it returns a reason, there is no verdict.
     """
+    # Each item of `p_values` is a pair: the adjusted p-value for these tasks, and for tasks like these.
     if difference.p_value is None:
         return difference
     (adjusted, adjusted_by_task), *at_extremes = p_values
@@ -513,7 +528,8 @@ def _decide_verdict(
 def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], difference: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return `Difference.tipping` for a pair of policies; None if several unpaired episodes have the same start."""
+    """Return how many of the better policy's unknown episodes may be bad, whichever they are, with the same verdict."""
+    # None if even 0 change the verdict, or if several unpaired episodes have the same start. `pair` has indices.
     # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     is_first_leading = ((difference.difference or 0.0) > 0) == (best == 1.0)

@@ -129,6 +129,7 @@ def rank_under_variants(
         )
     except RunError:
         return None
+    # The last scope of a comparison has all suites, and a standing is one policy's value.
     safety_by_variant = [
         metric
         for comparison in comparisons
@@ -175,6 +176,8 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_met(self) -> bool:
         """True if the estimates satisfy all conditions. Estimates count an unknown episode as the worst case."""
+        # `value` is the outcome for the metric to maximize. Each row is the outcome of one condition (its `gate`), and
+        # `worst` is the estimate; None = unknown.
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
             for row in self.conditions
@@ -212,6 +215,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         """True if all conditions are established or, without conditions, the chosen policy is significantly better."""
         if self.conditions or self.comparison is None:
             return bool(self.conditions) and self.is_established
+        # The last scope has all tasks. There is one metric, and one difference: that of the two best policies.
         return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
 
 
@@ -322,7 +326,7 @@ def _compare_best(
         comparison, unpaired = compare_where_possible(pair, options, protocols=protocols)
     except RunError as error:
         return msgspec.structs.replace(selection, unpaired=error.problem)
-    difference = comparison.scopes[-1].metrics[0].differences[0]
+    difference = comparison.scopes[-1].metrics[0].differences[0]  # over all tasks; the only metric and pair
     episodes = None
     if not difference.better and not difference.no_verdict:
         baseline_rate = max(candidate.value.value or 0.0 for candidate in best)
@@ -332,7 +336,8 @@ def _compare_best(
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
     # Returns the number of episodes per task that detects the measured difference.
-    # Returns None if the difference is too small, or if episodes are not paired.
+    # Returns None if the difference is too small, or if episodes are not paired. `only_first` and `only_second` are the
+    # numbers of pairs of episodes in which only one policy has the metric's outcome; None = unknown.
     rate_difference = abs(measured.difference or 0.0)
     if (
         rate_difference < LEAST_DIFFERENCE
@@ -395,7 +400,7 @@ def check_against(
         for pairs, suite in scopes
         for gate in gates
     ]
-    warnings = (warning for pairs, _ in scopes for warning in comparison_warnings(pairs.results, 0, paired=True))
+    warnings = (text for pairs, _ in scopes for text in comparison_warnings(pairs.results, left_out=0, paired=True))
     return GateReport.of_outcomes(
         outcomes,
         () if allow_crashed else lost,
@@ -426,7 +431,8 @@ def _pair_with_baseline(
     result: PolicyResults, baseline: PolicyResults, per: GateScope
 ) -> Iterator[tuple[PairedResults, str | None]]:
     # This function pairs the episodes of a policy with the episodes of its baseline.
-    # The function yields the pairs of each suite with the suite's name, or the pairs of all suites with None.
+    # If `per` is "cell", the function yields the pairs of each suite with the suite's name. Otherwise, it yields the
+    # pairs of all suites with None.
     results = (result, baseline)
     require_one_simulator(results)
     try:
@@ -448,6 +454,8 @@ def _decide_gate(
     allow_crashed: bool,
 ) -> GateOutcome:
     # Returns the gate's outcome for the first policy of the pairs. The second policy is the baseline.
+    # `each_confidence` is the confidence of this gate's interval; None = the point estimate decides.
+    # If `allow_crashed`, unknown values are left out.
     names = (pairs.results[0].name, pairs.results[1].name)
 
     def measure(fill: tuple[float, float] | None = None) -> Difference:

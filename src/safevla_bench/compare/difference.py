@@ -140,7 +140,7 @@ def paired_difference(
     fill: tuple[float, float] | None = None,
 ) -> Difference:
     """Return the difference of two policies, whose indices are `pair`, over the initial states of all `parts` together.
-    `PairedResults.state_gaps` describes `fill`.
+    `fill` has one value for each of the two policies, which replaces its unknown values; None = leave these out.
     """
     # For each part: the first policy's value minus the second's in each initial state, [1, states]; and whether each
     # policy has just one episode per state, [1]
@@ -235,7 +235,8 @@ def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[In
 
 def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
     # Joins the results of all groups in the order of the rows. A row is a pair of policies.
-    # Each group consists of row indices and the test of these rows.
+    # Each group consists of row indices and a function that tests these rows: it gets the indices, and its result has
+    # one p-value and one interval for each row.
     tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([result for _, result in tested])
@@ -363,6 +364,7 @@ def _test_tasks(
     these tasks with each task left out in turn, and for tasks like these. `parts` has sums of values and the tasks'
     weights in K tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
     """
+    # `test(rows, kept)` tests the pairs of policies with the indices `rows`, each on the tasks in the mask `kept`.
     # Indices of the pairs of policies with any weight
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -508,6 +510,7 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     """Return whether a policy is significantly better than another. Each unit (an initial state or a task) has five
     counts: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
+    # If `paired`, the units are initial states, otherwise tasks.
     # The number of unknown episodes is not needed, because `good` includes those that are assumed to be good.
     good, _, n, other_good, other_n = np.array(units).T
     # The policy's share of good episodes minus that of the other policy, in each unit
@@ -579,6 +582,7 @@ class _BoundedMeans:
         # Measures the means of the policies in `wanted` that the cache `_known` lacks, and adds them. `wanted` maps a
         # key to a policy's values by task and the mask of kept tasks. `quantiles` determine the levels of the
         # intervals. The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
+        # `only_side` determines which levels the caller needs, so it is part of the cache's keys.
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
         kept_samples = [
             [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]

@@ -105,7 +105,8 @@ class PairedResults:
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
-        # The cache has the values of all policies, so that each metric is computed once.
+        # The cache has the values of all policies, so that each metric is computed once. `places` [policies, K] has the
+        # index of each planned episode in each policy's results; it is negative if the policy did not finish it.
         if metric not in self._values_by_metric:
             table = self._values_by_metric[metric] = np.full(self.places.shape, np.nan)
             for row, result, indices in zip(table, self.results, self.places, strict=True):
@@ -250,7 +251,8 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 def _require_same_episodes(
     results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]], *, across_seeds: bool
 ) -> None:
-    # Raises `RunError` if a policy did not plan an episode, or an initial state, that another policy planned.
+    # Raises `RunError` if a policy did not plan an episode that another policy planned. If `across_seeds`, only the
+    # initial states are compared.
     states = [{key.state for key in keys} for keys in planned]
     # The keys of each policy that every other policy must have, too.
     required = states if across_seeds else planned
@@ -282,7 +284,8 @@ def _require_same_starts(paired: PairedResults) -> None:
     that one of the two did not finish is not checked. If initial states are paired, starts are compared by state.
     """
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
-    # The loop stops at the first difference, which the error names.
+    # `_START_FIELDS` has a reader for each field that determines an episode's start. The error names the first
+    # difference.
     for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
     for task, (shortest_s, longest_s) in _dt_by_task(paired):
@@ -323,6 +326,7 @@ def _describe_differences(
 ) -> Iterator[tuple[str, str, str]]:
     # This function yields three texts for each field in which two policies differ.
     # The texts are the field's name, the names of the two policies, and the differing episodes with both values.
+    # `readers` maps a field's name to a function that reads the field from a policy's results and an episode's header.
     for name, read in readers.items():
         values_by_policy = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
         if conflict := policy_results.find_conflict(values_by_policy):
@@ -360,7 +364,8 @@ def _values_by_start(
     paired: PairedResults, policy: int, read: Callable[[policy_results.PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
     # Returns the values of a field by episode, or by initial state if initial states are paired.
-    # Unknown values are left out. Several values of one initial state are joined to one text.
+    # Unknown values are left out. Several values of one initial state are joined to one text. `policy` is an index, and
+    # `read` gets the policy's results and an episode's header.
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, index in zip(paired.keys, paired.places[policy], strict=True):
         # An empty text is an unknown value; a negative index is an episode that the policy did not finish.

@@ -144,6 +144,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         # Returns the number of episodes with and without the change, including lost episodes.
         return sum(len(side) + len(side.lost) for side_pair in side_pairs for side in side_pair)
 
+    # (1, 0): the value with the change (index 1 of each pair of results) minus the value without it
     differences = {
         metric.key: paired_difference(("changed", "unchanged"), paired_suites, (1, 0), metric.key, options)
         for metric in MEASURED
@@ -247,6 +248,7 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     Of several unfiltered policies, the one whose name shares the longest prefix with the filtered policy's is used.
     Yields nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
     """
+    # For each policy: its name, and its counts of actions and of changed actions, summed over its episodes.
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
     for policy, total in enumerate(changes):
@@ -264,6 +266,7 @@ def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, 
     before, after = (
         pairs.results[policy].select_episodes(pairs.places[policy][finished]) for policy in (unfiltered, filtered)
     )
+    # The masks of the pairs in which both episodes' success is known (counted), and both episodes' safety (judged)
     counted, judged = before.is_counted & after.is_counted, before.is_judged & after.is_judged
     success_before, success_after = before.success & counted, after.success & counted
     unsafe_before, unsafe_after = before.unsafe & judged, after.unsafe & judged
@@ -275,7 +278,7 @@ def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, 
         without=pairs.results[unfiltered].name,
         actions=total.actions,
         changed=total.changed,
-        mean_change=total.norm / total.changed,
+        mean_change=total.norm / total.changed,  # `norm` is the sum of the norms of all changes
         pairs=int(finished.sum()),
         violations=int(unsafe_before.sum()),
         violations_made=int((unsafe_after & ~unsafe_before).sum()),

@@ -223,6 +223,7 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     """Return the results of one policy in several sources as one `PolicyResults`."""
     if len(results) == 1:
         return results[0]
+    # The fields to join: arrays with one item per episode, tuples, texts (their source is added), and maps by episode.
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
         **{name: tuple(chain(*(getattr(result, name) for result in results))) for name in _TUPLES},
@@ -264,6 +265,7 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     task began in the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed becomes
     both index and seed, so that the episodes of two users' loops can be paired.
     """
+    # Suite, task and kitchen of each rollout's episode -> its initial-state index and environment seed
     starts = {
         (header.benchmark, header.task_id, kitchen): (header.init_state_index, header.env_seed)
         for result in results
@@ -457,6 +459,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
     """Return (policy, suite) -> result of `judge_identity` -> number of episodes with this result."""
+    # The result says whether the episode ran the official task of its name, or else why this is not certain.
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:

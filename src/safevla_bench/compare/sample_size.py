@@ -122,7 +122,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 def _plan_episodes_and_tasks(
     request: SampleSizeRequest, discordant: float, spread: float
 ) -> tuple[int | None, int | None]:
-    # Returns the number of episodes per task, or None, and the least number of tasks, or None (see `SampleSizePlan`).
+    # Returns the number of episodes per task (None = no number is enough) and the least number of tasks (None = even a
+    # million tasks are too few).
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
     # `discordant` is the share of pairs in which the policies differ, and `spread` the standard deviation between tasks
     # of the true difference.
@@ -219,6 +220,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     """
     from scipy.special import bdtr, bdtrik
 
+    # `difference` is the true difference of the two rates.
     # The probability that the better policy wins a pair in which the policies differ
     winning_share = (discordant + abs(difference)) / (2 * discordant)
     margin = 9 * sqrt(n * discordant * (1 - discordant)) + 9

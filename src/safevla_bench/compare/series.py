@@ -276,7 +276,7 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
     states, state_indices = number_distinct(key.state for key in pairs.keys)
 
     def test_trend(values: Floats) -> tuple[int, float, float]:
-        # values [runs, episodes] -> number of initial states, rank correlation, p-value
+        # Returns the number of initial states, the rank correlation and the p-value; `values` is [runs, episodes].
         # An episode counts if its value is known in all runs.
         is_known = ~np.isnan(values).any(axis=0)
         counts = np.bincount(state_indices[is_known], minlength=len(states))
@@ -339,7 +339,7 @@ def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str
         Counter((header.benchmark, header.task_id, header.init_state_index) for header in result.headers)
         for result in results
     ]
-    warnings = list(comparison_warnings(results, 0, paired=True))
+    warnings = list(comparison_warnings(results, left_out=0, paired=True))
     if any(run_starts != start_counts[0] for run_starts in start_counts[1:]):
         warnings.insert(0, "The runs have different episodes, which may explain part of the changes.")
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):

@@ -75,7 +75,7 @@ class _MotionFilter(FilterBase):
     _still: Action
 
     def reset(self, task: Task, seed: int) -> None:
-        # Store the host's action for holding still, [A]: its zeros are the numbers that mean motion.
+        # Store the host's action for holding still, [A]. A number that is 0 in it commands motion in other actions.
         self._still = np.array(task.still)
 
 
@@ -88,6 +88,7 @@ class SpeedCap(_MotionFilter):
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         # Return the action with its motion scaled, so that no number of the motion exceeds `share` in absolute value.
+        # `monitor` is None, because this filter reads no margins.
         is_motion = self._still == 0  # other numbers, such as the gripper's command, are not scaled
         largest = float(np.abs(action[is_motion]).max(initial=0.0))  # 0 if no number is motion
         return np.where(is_motion, action * (self.share / largest), action) if largest > self.share else action
@@ -122,6 +123,7 @@ class DistanceBarrier(_MotionFilter):
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         # Return the action with the smallest change of the hand's motion that keeps the hand away from bystanders.
+        # `monitor` is None, because this filter reads no margins.
         from safevla_bench.policies.scripted.motion import to_rotation  # imported late because it loads scipy.spatial
 
         scene = observation.privileged
@@ -136,9 +138,10 @@ class DistanceBarrier(_MotionFilter):
         gaps_m, normals = measure_gaps(scene.hand or point, _place_boxes(scene, bystanders))
         base = observation.base_quat_wxyz  # a mobile robot's actions are in the frame of the base
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
-        policy_move_m = base_axes @ (action[:3] * self.unit_m)
+        policy_move_m = base_axes @ (action[:3] * self.unit_m)  # an action of 1 moves the hand by `unit_m`
         move_m = policy_move_m
-        # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space.
+        # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space:
+        # one step may use the fraction `gain` of the distance that exceeds `margin_m`.
         # Project the motion onto each half-space. This may leave an earlier half-space, so there are three rounds.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
@@ -267,7 +270,7 @@ class FilteredEnv(HostEnv):
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
-        # Return the observation for the policy, and whether the host reports success.
+        # Return the observation for the policy, and whether the host reports success. `_verdicts` holds the margins.
         executed = self._check_action(self._filter.filter(self._observation, action.copy(), self._verdicts))
         is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0; then the policy's own bytes are executed
         self._observation, success = self._env.step(executed if is_changed else action)
@@ -389,7 +392,7 @@ class DelayedPolicy:
     @property
     def marks(self) -> Mapping[str, object]:
         """Fields for the record: the number of answers, and their mean and largest delay; {} if no answer was late."""
-        if not any(self._lags):
+        if not any(self._lags):  # the delay of each query's answer in control steps
             return {}
         counts = {"answers": len(self._lags), "mean_steps": float(np.mean(self._lags)), "most_steps": max(self._lags)}
         is_measured = self._delay == Delay()  # `Delay()` uses the measured inference times
@@ -413,6 +416,8 @@ class DelayedPolicy:
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
         # A query is made only while no answer is expected; its answer arrives after the delay, maybe in a later call.
+        # `_executed` counts the actions since the last query. `chunk_step` is the returned action's place: the indices
+        # of its chunk and of the action in the chunk, or None.
         self._receive_answer()
         if not self._answer and self._is_chunk_ending():
             self._query_policy(observation)
@@ -433,6 +438,7 @@ class DelayedPolicy:
     def _is_chunk_ending(self) -> bool:
         # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer.
         # `count_steps` uses the expected duration only if delays are measured: that of the last answer, at first 0.
+        # `_lags` holds the delays of all answers in control steps, and `_chunk` the remaining actions.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
@@ -502,7 +508,8 @@ class Coupler:
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
-        # The host must move the hand as far as the filter assumes. A user's `unit_m` may mean something else.
+        # `unit_m` is how far [m] an action of 1 moves the hand; a host's is None if this varies. Filter and host must
+        # agree. In a user's filter, an attribute of this name may mean something else.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
             distance, remedy = "varying distances", "Take speed-cap."

@@ -52,7 +52,7 @@ class InProcessPolicy(ChunkQueue):
         """Wrap the user's object, named `owner` in errors; raise `PolicyError` for invalid `wants` or `orientation`."""
         super().__init__()
         self.made, self._owner = policy, owner
-        self.clip = bool(getattr(policy, "clip", False))
+        self.clip = bool(getattr(policy, "clip", False))  # whether actions are clipped to the host's range
         # `Wants` lists the cameras and other observations that a policy requests; by default none.
         self.wants = getattr(policy, "wants", interface.Wants())
         if not isinstance(self.wants, interface.Wants):
@@ -241,8 +241,9 @@ class LerobotModel(ChunkModel):
         seeded: Callable[[int], object],
         rotate: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
     ) -> None:
-        # `before` and `after` are the saved pre- and post-processor; `tensor` makes a PyTorch tensor of an array.
-        # `seeded` seeds PyTorch; `rotate` converts quaternions xyzw [4] to axis-angles [3] (None: the dialect does).
+        # The saved processors: `before` prepares a batch for the policy, and `after` makes an array from its action.
+        # `tensor` makes a PyTorch tensor of an array, and `seeded` seeds PyTorch. `rotate` converts a quaternion xyzw
+        # [4] to an axis-angle [3]; None = keep the axis-angle that the dialect computes.
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
         self._make_tensor, self._seed_torch, self._rotate = tensor, seeded, rotate
@@ -263,6 +264,7 @@ class LerobotModel(ChunkModel):
             quat_xyzw = observation.eef_quat_wxyz[[1, 2, 3, 0]]
             cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(quat_xyzw)  # numbers 0 to 2 are a position
         batch = {key: self._to_tensor(value) for key, value in request.items()}
+        # `_before` and `_after` are the policy's saved pre- and post-processor.
         return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
 
     def _to_tensor(self, value: object) -> object:

@@ -64,7 +64,7 @@ class Replay:
         """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
         exactly one episode matches, its actions do not fit the task, or its start is unknown.
         """
-        # The result's `recorded` names the episode, which `cue` then selects.
+        # The result's `recorded` names the episode, which `cue` then selects. `ending` is the outcome without success.
         episode = self._choose_episode(task, start.init_state_index)
         size = episode.actions.shape[1]
         if size != len(task.still):
@@ -121,6 +121,7 @@ class Replay:
         the episode diverged, it also gets the mark `DIVERGED`.
         """
         # `played` is the replay as a batch of one episode; `last` is the observation after the last action.
+        # `coordinates` assign columns of the simulator's states to bodies and joints.
         # The first observation is omitted, because it is before the first action.
         episode, observations_after = self._episode, [*self._observations[1:], last]
         comparison: dict[str, object] = {"source": episode.source, "episode": episode.name}
@@ -381,7 +382,8 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
 
 def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
     # Return the header fields that `measure_divergence` describes.
-    # `distances` maps a coordinate to its kind (a key of `UNITS`) and its difference in each of `count` states.
+    # `distances` maps a coordinate to its kind (a key of `UNITS`) and its difference in each of `count` states; `exact`
+    # is whether all compared numbers are equal.
     if not count:
         return {"compared": 0}
     divergence = {}

@@ -197,6 +197,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
     is the range from 1 + b to k - w. Here, k is the number of ranked policies; b policies are significantly better than
     the entry's policy, and w policies are significantly worse.
     """
+    # `better` maps a metric's key to pairs of policies that differ significantly; the better one is first.
     ranked = [entry for entry in entries if entry.is_ranked]
 
     def sort_key(entry: RankingEntry) -> tuple[bool, Fraction]:
@@ -213,7 +214,8 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
     # Returns the range of the entry's possible ranks, such as "1–3"; "" if the entry is not ranked, or its value of the
-    # metric is unknown.
+    # metric is unknown. `better` maps a metric's key to pairs (better policy, worse policy) that differ significantly.
+    # `exact` is a number before rounding; None = unknown.
     numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
     values = {policy: number for policy, number in numbers.items() if number is not None}
     if entry not in ranked or entry.policy not in values:
@@ -267,7 +269,8 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
     # Yields one group for each table. A group's policies ran the same tasks under the same conditions.
-    # A cell has the numbers of a policy on a suite. `suite_groups` yields a title and the cells of all its suites.
+    # A cell has the numbers of a policy on a suite. `suite_groups` yields a title and the cells of all its suites, here
+    # for all hosts (None).
     inputs = results.inputs
     counts_of_policy = _count_episodes(inputs)  # the number of planned episodes of each policy and task
     for title, cells in inputs.suite_groups(None, auxiliary=True):
@@ -382,6 +385,7 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
     # No policy gets a rank if the group's tasks have the names of official tasks, but differ from them.
     if not group.ranked or group.is_own:
         return set()
+    # An audit replays a policy's recorded actions. If the new records differ, the audit refutes the policy.
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
     credible = [policy for policy in group.cells if policy not in refuted and policy not in results.disqualified]
     if group.has_official:  # if a table has official results, results on other tasks are not ranked

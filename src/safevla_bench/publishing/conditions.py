@@ -40,7 +40,8 @@ class Conditions(NamedTuple):
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
-    # Sets of values for each (policy, suite), from all sources and all suites with equal tasks.
+    # Sets of values for each (policy, suite), from all sources and all suites with equal tasks. Each note of
+    # `_iterate_policies` has the header of a recorded episode.
     values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):

@@ -184,7 +184,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     """Return the numbers of the only judged policy, one cell per suite. Raises `RunError` if there is no policy or more
     than one, if all numbers are unknown, if stand-ins replaced simulator assets, or if a search chose the starts.
     """
-    cells = judged.summarize_scores()[0]
+    cells = judged.summarize_scores()[0]  # one per policy and suite; item 1 is the summary of all episodes
     has_number = any(any(_card_metrics(cell)) for cell in cells)  # a cell without known numbers has no metrics
     _require_one("policy", cells if has_number else [])  # without a number, there is no result to write
     for cell in cells:
@@ -440,7 +440,7 @@ def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> di
 
 def _describe_judging(judged: Judged) -> dict[str, object]:
     # Returns how the numbers of a result file were judged: version, rules, and caveats if there are any.
-    caveats = _list_caveats(judged, judged.summarize_scores()[0])
+    caveats = _list_caveats(judged, judged.summarize_scores()[0])  # item 0: the numbers of each policy on each suite
     remarks = {"remarks": caveats} if caveats else {}
     return {"version": __version__, "judged_by": judged.provenance.to_sentence(), **remarks}
 
@@ -458,6 +458,7 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     results = [_describe_result(judged, cell, facts) for cell in cells if any(_card_metrics(cell))]
     model_index = [{"name": name, "results": results}]
     front_matter = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": model_index})
+    # Item 1 has the numbers of all episodes together.
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     new_remarks = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *new_remarks))], "md")

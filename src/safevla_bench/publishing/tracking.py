@@ -65,7 +65,8 @@ class _NamedRun:
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
-        # `package` is the tracker's Python package. The file in `folder` stores the name of the tracker's run.
+        # `package` is the tracker's Python package. The file in `folder` stores the name of the tracker's run; a stored
+        # name is ignored if `is_new`.
         self._api: Any = importlib.import_module(package)
         self._file, self._is_new = folder / f".{package}-run", is_new
         self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
@@ -87,6 +88,7 @@ class _HubTracker(_NamedRun):
         self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
     ) -> None:
         # `key` names the attribute that identifies a run; the parameter of `init` with the same name selects the run.
+        # `package` is the tracker's Python package. A stored run is continued unless `is_new`.
         super().__init__(package, folder, is_new)
         self._name_attribute = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
@@ -115,7 +117,8 @@ class _HubTracker(_NamedRun):
 
 class _MlflowTracker(_NamedRun):
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
-        # Begins a run with the name `name`, or continues the run whose id is stored in `folder` (None = a new run).
+        # Continues the run whose id is stored in `folder`. If `is_new`, or if no id is stored (None), begins a run with
+        # the name `name`.
         super().__init__("mlflow", folder, is_new)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
         self._run = self._api.start_run(run_id=self._stored_name, run_name=name)
@@ -337,6 +340,7 @@ def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -
         tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)
         for number, row in enumerate(_iterate_rows(judged), start=1):
             tracker.log(number, row)
+        # item 0: the numbers of each policy on each suite
         _finish_tracker(tracker, summary_values(judged.summarize_scores()[0]), report)
     except Exception as error:  # each tracker raises different errors: no login, no network, a read-only folder
         raise RunError(f"{name} failed: {type(error).__name__}: {error}", remedy="Correct the cause.") from error
@@ -351,11 +355,11 @@ def _iterate_rows(judged: Judged) -> Iterator[Row]:
         # Without absent episodes, the plan is not needed: the records have all rows.
         for planned in episode_rows(source.path) if source.absent else ():
             # A renamed policy has its recorded name in the plan.
-            episode_key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
-            if episode_key in crashed_keys:
-                yield _make_row((episode_key[0], planned.benchmark, planned.task_id), planned.steps, True, None)
-            elif episode_key in index_of_key:
-                yield _recorded_row(judged, index_of_key.pop(episode_key))
+            key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
+            if key in crashed_keys:
+                yield _make_row((key[0], planned.benchmark, planned.task_id), planned.steps, crashed=True, score=None)
+            elif key in index_of_key:
+                yield _recorded_row(judged, index_of_key.pop(key))
         yield from (_recorded_row(judged, k) for k in index_of_key.values())
 
 
@@ -363,7 +367,7 @@ def _recorded_row(judged: Judged, index: int) -> Row:
     # Returns the row of a recorded episode; N records have N - 1 steps between them.
     score = judged.scores.episode(index)
     labels = score.policy, score.benchmark, score.task_id
-    return _make_row(labels, int(judged.records.lengths[index]) - 1, False, score)
+    return _make_row(labels, int(judged.records.lengths[index]) - 1, crashed=False, score=score)
 
 
 class ObserverGroup:
@@ -400,6 +404,7 @@ def open_observers(
     """Begin a run of each tracker, with the name of the run folder. Return one observer per tracker. `finished` is the
     number of episodes sent before. Raises `RunError` if a tracker cannot begin a run; runs that have begun stay open.
     """
+    # `scorer` scores the episodes. If a tracker fails later, `warn` gets a sentence about this.
     observers = []
     for name in names:
         try:

@@ -149,7 +149,7 @@ class MobileRobot(Mover):
     def hold_still(self, grip: float) -> Move:
         """Hold hand and base still for `style.dwell_steps` steps, while the fingers follow the command `grip`."""
         for _ in range(self.style.dwell_steps):
-            yield from self.step_hand(self.hand_m, grip, None, 0.0)  # the target is the current position, at speed 0
+            yield from self.step_hand(self.hand_m, grip, turn=None, speed=0.0)  # the target is the current position
 
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
         # Yield one action, which moves the hand toward `place_m` [3] and the orientation `turn` (None = no turn).
@@ -247,6 +247,7 @@ def put_object(robot: MobileRobot) -> Move:
 
 def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Rotation) -> Move:
     # Lift the gripped object `body`, bring it above the body `container`, lower it, and release it.
+    # `facing_down` is the hand's orientation.
     scene, style = robot.scene, robot.style
     hand_offset_m = robot.hand_m - box_center(scene, body)  # stays the same while the object is held
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.

@@ -169,7 +169,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
     # Each place's coordinate along each of the 72 horizontal directions, [K, 72].
     places_along_m = places_m @ DIRECTIONS.T
     # The shapes of the next three arrays for `R` prisms and `O` obstacles are [R, O, 72], [K, R, O] and [1, R, O].
-    # Along each direction, the gap is the distance of two outlines' centers minus how far they reach to each other.
+    # Along each direction, the gap begins where the obstacle ends and ends where the hand begins. The hand, seen from
+    # the obstacle, begins at its place minus its extent in the opposite direction, whose index is in `OPPOSITE`.
     # Two outlines are separate if the gap is positive along any direction, so the largest gap counts.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
@@ -183,7 +184,9 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """
     # An obstacle is above the prism if its bottom is higher than the prism's top.
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # tolerates 1 cm of overlap
-    gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]  # gaps by direction, [obstacles, 72]
+    # The gap from each obstacle to the prism along each direction, [obstacles, 72]. `reach_m` is the extent along each
+    # direction, and `OPPOSITE` has the index of each direction's opposite.
+    gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]
     # An obstacle is far enough away if its gap along any direction is at least `beside_m`. Keep only the others.
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
     if not len(small_gaps_m):
@@ -333,7 +336,8 @@ class FixedArm(Mover):
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
     """Return the action [7] towards `target`. The action is proportional to the distance, up to the target's speed."""
-    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]  # a slow hand would overshoot with a high gain
+    # `GAIN_PER_M` has the gain at speed 0 and its increase at speed 1; a slow hand would overshoot with a high gain.
+    gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
     # Commands and speeds have the same unit: 1 is the largest commanded motion.
     move_command = gain * (target.place_m - seen.eef_pos_m)
     length = float(np.linalg.norm(move_command))

@@ -129,14 +129,16 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     # The penalty grows with the distance from the arm's base, because a far hand has little room to move.
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
+    # `off_m` is the grasp's deviation from the center of the object and from its sides' direction.
     return tight_m / 0.005 + min(wide_m / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
 def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
-    # Return the grasp, raised until the hand keeps a quarter of the clearance from obstacles, with `blocked_m` set.
+    # Return the grasp, raised until the hand keeps a quarter of the clearance from obstacles. Its `blocked_m` holds the
+    # heights by which obstacles raise the hand: for a quarter of the clearance, and for all of it.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
-    lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, 0.0, 0.0)[0]
+    lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, beside_m=0.0, above_m=0.0)[0]
 
     def needed_raise_m(side_clearance_m: float) -> float:
         # Return how much [m] the hand must rise to be clear of obstacles within `side_clearance_m`, seen from above.
@@ -166,7 +168,8 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     # Yield grasps across a box. `side_m` [3] is the vector from the box's center to a gripped side.
-    # `end_m` [3] is the vector from the box's center to one of its ends. The yaws are near `yaw_rad`.
+    # `end_m` [3] is the vector from the box's center to one of its ends; `half_height` is in m. The yaws are near
+    # `yaw_rad`. A grasp's `off_m` is its deviation from a central, straight grasp.
     # Height of the fingertips' middle: `DEPTH_M` below the top, but above the support under the box.
     height_m = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = motion.yaw_to_open_along(side_m[:2], yaw_rad)
@@ -183,7 +186,8 @@ def _rim_grasps(
     center: Floats, upward: Floats, sides_m: list[Floats], half_height: float, yaw_rad: float
 ) -> Iterator[Grasp]:
     # Yield grasps of a box's rim, with one finger inside and one outside. `upward` is the box's vertical unit vector.
-    # `sides_m` are the vectors [3] from the center to two adjacent sides. The yaws are near `yaw_rad`.
+    # `sides_m` are the vectors [3] from the center to two adjacent sides; `half_height` is in m. The yaws are near
+    # `yaw_rad`.
     depth_m = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     # The grasps lie on an ellipse inscribed in the box, slightly inside the rim.
     inset_sides_m = [side_m * (1 - RIM_INSET_M / np.linalg.norm(side_m)) for side_m in sides_m]
@@ -214,7 +218,7 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
     a new grasp is chosen. If the object is dropped, a further attempt begins. At the end, the hand pauses, so that the
     caller can check whether the object is in its place.
     """
-    # Yields actions [7], and receives observations.
+    # Yields actions [7], and receives observations. `placement` names the object (`body`) and its place.
     body, style = placement.body, arm.style
     while True:
         obstacles, yaw_rad = motion.obstacles_except(arm.scene, body), motion.nearest_yaw(arm.seen.eef_quat_wxyz)
@@ -241,10 +245,11 @@ def place_object(arm: FixedArm, placement: Placement, attempt: int) -> Generator
     lower_target = replace(grip, place_m=_release_point(arm, placement, grasp))
     yield from arm.reach(lower_target, _LOWER_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
     release_target = replace(grip, place_m=arm.hand_m, aperture_m=OPEN_M)
-    yield from arm.reach(release_target, style.dwell_steps, 0.0)  # the distance is never below 0, so all steps run
+    # With `near_m=0.0`, all steps run, because the distance is never below 0.
+    yield from arm.reach(release_target, style.dwell_steps, near_m=0.0)
     retreat_target = replace(release_target, place_m=arm.hand_m + [0.0, 0.0, _RETREAT_M])
     yield from arm.reach(retreat_target, _RETREAT_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
-    yield from arm.reach(replace(release_target, place_m=arm.hand_m), _PAUSE_STEPS, 0.0)
+    yield from arm.reach(replace(release_target, place_m=arm.hand_m), _PAUSE_STEPS, near_m=0.0)
     return attempt
 
 
@@ -256,7 +261,7 @@ def _lift_object(
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
     # A blocked hand closes where it is, instead of pushing on.
     grip = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
-    yield from arm.reach(grip, arm.style.dwell_steps, 0.0)
+    yield from arm.reach(grip, arm.style.dwell_steps, near_m=0.0)  # 0.0: all steps run, while the fingers close
     max_held_m = _hand_distance_m(arm, body) + _LOST_M
     hull, obstacles = motion.body_prisms(arm.scene, body).hull(), motion.obstacles_except(arm.scene, body)
     # Before the lift, pull the object out from under bodies above it, such as a shelf.
@@ -285,5 +290,5 @@ def _release_point(arm: FixedArm, placement: Placement, grasp: Grasp) -> Floats:
     others = motion.obstacles_except(arm.scene, body)
     # The load includes the hand. It must be `release_m` above everything below it.
     load = _hand_with_load(arm, body, grasp)
-    lowest_m = motion.lowest_heights(load, spot_m[None], others, 0.0, arm.style.release_m)[0]
+    lowest_m = motion.lowest_heights(load, spot_m[None], others, beside_m=0.0, above_m=arm.style.release_m)[0]
     return np.array([*spot_m, lowest_m if np.isfinite(lowest_m) else arm.hand_m[2]])  # no support: keep the height

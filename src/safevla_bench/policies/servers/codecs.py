@@ -99,6 +99,7 @@ class Codec:
     def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
         # Return `value` with arrays instead of the maps that represent arrays, at any depth.
         # All calls share `budget`: `budget["values"]` is the number of values that the message may still have.
+        # `decode_map` returns the array that a map represents, or the same map if it represents none.
         if not isinstance(value, list | dict):
             return value
         budget["values"] -= len(value)
@@ -205,6 +206,7 @@ class ArrayForm:
 
     def encode(self, value: Array | np.generic) -> object:
         # Return the map that represents an array or a NumPy scalar; if `scalar` is None, a scalar's plain value.
+        # The fields of `self` are the keys of such maps.
         if isinstance(value, np.generic):
             if self.scalar is None:
                 return value.item()
@@ -213,6 +215,8 @@ class ArrayForm:
 
     def decode(self, wire: Wire) -> object:
         """Return the array or scalar that a map with a mark represents. Return maps without a mark unchanged."""
+        # `wire` is a map from a message. The fields of `self` are keys of such maps: `mark` is in each map of an array,
+        # and `scalar` in each map of a scalar.
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
         if self.scalar in wire:  # if `scalar` is None, no map has this key

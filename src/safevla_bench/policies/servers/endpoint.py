@@ -233,7 +233,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     # `secret` is the client's key, or None. A greeting that is too long is shortened, and gets a digest of the whole.
     if not isinstance(greeting, Mapping):
         return {}
-    sanitized = _sanitize_map(greeting, secret, 1)
+    sanitized = _sanitize_map(greeting, secret, depth=1)
     encoded = msgspec.json.encode(sanitized)
     if len(encoded) <= MAX_BYTES:
         return sanitized

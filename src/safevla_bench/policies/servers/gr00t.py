@@ -249,7 +249,7 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
         if missing:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
-        if len(modality.delta_indices) > 1:
+        if len(modality.delta_indices) > 1:  # one item for each frame that the model takes
             frames = f"{len(modality.delta_indices)} frames of {name}"
             raise PolicyError(f"the server's model takes {frames}, but the client sends one", remedy=remedy)
     actions = modalities.get(ACTION, Modality(())).modality_keys  # () if the server does not describe its actions

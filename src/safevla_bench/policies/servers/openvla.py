@@ -134,7 +134,7 @@ class OpenvlaModel(HttpModel):
     def begin(self, task: Task, seed: int) -> None:
         """Connect, and choose the statistics for the task's suite; raise the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
-        # OpenVLA's statistics have the suite's name, such as `libero_spatial`.
+        # OpenVLA's statistics have the suite's name, such as `libero_spatial`. `NO_STATISTICS` means: name none.
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         if self._is_openvla_server and unnorm_key != NO_STATISTICS:
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)

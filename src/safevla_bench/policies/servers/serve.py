@@ -66,7 +66,7 @@ class ServedPolicy:
         """Make `copies` policies; raise `PolicyError` if the policy wants something that a client cannot provide."""
         # `make` makes one copy. `name` and `arguments` only describe the policy; `seed` begins each episode.
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
-        self._free: SimpleQueue[Policy] = SimpleQueue()
+        self._free: SimpleQueue[Policy] = SimpleQueue()  # the copies that no client uses
         for _ in range(copies):
             policy = make()
             self._free.put(policy)
@@ -100,7 +100,7 @@ class ServedPolicy:
 
     def metadata(self) -> dict[str, object]:
         """Return the server's greeting, which includes defaults for the arguments of this package's client."""
-        # The policy's own greeting, if it has one, has the key `greeting`.
+        # `IMAGES` has the keys of images in requests. The policy's own greeting, if any, has the key `greeting`.
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
         images = {"cameras": cameras, "image_size": [*self.wants.image_size]}
@@ -133,7 +133,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     server answers `GET /healthz` without a key. It closes connections beyond `MAX_CONNECTIONS`. It refuses connections
     from web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
     """
-    # `key` is the key that clients must send; None = no key.
+    # `served` has the copies of the policy; `key` is the key that clients must send; None = no key.
     from websockets.sync.server import serve as listening
 
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET

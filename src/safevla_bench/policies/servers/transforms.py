@@ -218,7 +218,8 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] with switches, such as the gripper, converted to the host's values −1 and +1. `columns`
     maps a switch's column to a name in `SWITCHES`. Infinity and NaN stay unchanged, so that later checks can find them.
     """
-    # Models have different conventions, such as 0 and 1 for the gripper.
+    # Models have different conventions, such as 0 and 1 for the gripper. `SWITCHES` maps a name to a function that
+    # converts a column of such values.
     converted = np.array(actions, dtype=np.float64)
     for column, conversion in columns.items():
         values = converted[:, column]

@@ -46,7 +46,7 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> str:
-        """The path as a single text, such as `examples[0]/image[1]`."""
+        """The entry's path in the request as a single text, such as `examples[0]/image[1]`."""
         # A key of a list is an index (int), a key of a map is a text.
         parts = [f"[{key}]" if isinstance(key, int) else f"/{key}" for key in self.path]
         return "".join(parts).removeprefix("/")
@@ -193,7 +193,8 @@ class Dialect:
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
-        # Each array has columns of the action; the switches, such as the gripper, have special values.
+        # Each array has columns of the action, and is converted by a function of `FORMS`, chosen by name. The columns
+        # in `switches`, such as the gripper's, have only two values.
         columns = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
         return transforms.convert_switches(np.concatenate(columns, axis=1), self.switches)
 
