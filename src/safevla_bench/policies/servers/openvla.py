@@ -43,7 +43,7 @@ class HttpModel(RemoteModel):
     def _greet(self) -> None: ...  # do nothing, because these servers send no greeting
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request. Raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 300 to 499."""
+        """Return the answer to a request. Raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 201 to 499."""
         # The end of an error's text is the most useful part.
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
