@@ -295,7 +295,7 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, roundin
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
     """Yield the episodes in groups with the same control step: the ascending indices and the trace of each group. The
     shortest step comes first, and the episodes with time stamps come last. A formula without a bounded window counts no
-    steps, so all episodes are one group. Without episodes, yield nothing. Raises `SignalError` if a signal is NaN.
+    steps, so all episodes are one group. Without episodes, yield nothing. May raise `SignalError` if a signal is NaN.
     """
     steps_s = trace.dt_s
     if trace.time_s is not None:  # infinity marks the episodes with time stamps, whose steps do not matter

@@ -149,6 +149,14 @@ def test_the_manifest_names_every_file_and_what_was_changed_is_named(run):
     assert ["scores.json is missing" in line for line in parts.changed_files(run)] == [True]
 
 
+@pytest.mark.parametrize(("is_there", "end"), [(True, "manifest.json"), (False, "manifest.json, and is missing")])
+def test_a_table_that_the_manifest_does_not_name_is_reported_as_such(run, is_there, end):
+    parts.add_digests(run, {"episodes.parquet": None})
+    if not is_there:
+        (run / "episodes.parquet").unlink()
+    assert list(parts.changed_files(run)) == [f"episodes.parquet is not named by {end}"]
+
+
 def test_a_change_of_run_json_outside_of_its_volatile_facts_breaks_more_than_its_seal(run):
     description = json.loads((run / "run.json").read_text())
     assert (description["complete"], description["volatile"]["x"]) == (True, 1)

@@ -334,6 +334,8 @@ def changed_files(folder: Path) -> Iterator[str]:
 def _describe_change(digest: str, stated_digest: str | None) -> str:
     # Returns the end of a sentence about a file. `digest` is "" for a missing file.
     # `stated_digest` is None if the manifest does not name the file.
+    if stated_digest is None:
+        return f"is not named by {run_folder.MANIFEST}{'' if digest else ', and is missing'}"
     if not digest:
         return f"is missing, but {run_folder.MANIFEST} names it"
     return f"was changed since it was written: its sha256 is {digest}, but {run_folder.MANIFEST} states {stated_digest}"
