@@ -85,9 +85,9 @@ def describe_code(host: Host) -> str:
 
 def describe_suite(host: str, suite: str) -> str | None:
     """Return a text that names the task files if `suite` is a path; None if `suite` is the name of a suite."""
-    # An untrusted file must not choose such a path. The text is for the error message.
+    # If an untrusted file names the suite, it must not choose a path. The text is for the error message.
     # `host` is the host's name. `suite` is a suite's name, or the path of a BDDL file or of a folder with task files.
-    # `is_own` is true for hosts of this package.
+    # `is_own` is true for hosts of this package. `spell_suite` makes `libero_goal` and `LIBERO-Goal` equal.
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
         own_suites = make_host(host).suites() if _HOSTS.is_own(host) else ()
@@ -129,7 +129,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     starts.
     """
     # The first four checks concern optional abilities, in this order: recorded states, placements of objects, changes
-    # of physics and drawn starts.
+    # of physics and drawn starts. `seed.placed` has pairs of a coordinate, such as `cup.x`, and its value [m].
+    # `Task.still` is the action that moves nothing.
     full_name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not supports.states:
@@ -169,8 +170,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return a 32-bit seed, computed from `env_seed` and the index, for a reset that places all objects at random.
-    Episodes with a `drawn` start and tasks without initial states use such resets.
+    """Return a 32-bit seed, computed from `env_seed` and the episode's index, for a reset that places all objects at
+    random. Episodes with a `drawn` start and tasks without initial states use such resets.
     """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
@@ -229,7 +230,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
         self._recorder: Log | None = None
-        self._seed = EpisodeSeed(0, 0, 0)
+        # Each reset replaces these values.
+        self._seed = EpisodeSeed(init_state_index=0, env_seed=0, wait_steps=0)
         self._success = False
 
     @abstractmethod
@@ -237,7 +239,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
         """Return the name of the goal's first target; None if the goal has no target."""
 
     def _extra_fields(self) -> dict[str, object]:
-        # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields.
+        # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields. A
+        # mark is a header field that is true.
         # A drawn start is recorded only if the task has initial states. Without them, every start is drawn.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
@@ -276,6 +279,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     def _build_header(self) -> dict[str, object]:
         # Returns the header of the current episode, as of now: `success` is the latest, and `dropped_pairs` are the
         # pairs of bodies whose contacts the recorder leaves out. The identity's fields identify the task's files.
+        # `dt_s` is the duration of a control step [s], and `embodiment` is the robot's name.
         return episode_header(
             replace(self.task, instruction=self._instruction()),
             self._seed,
@@ -296,6 +300,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
     """
     # `wants` is the policy's request, `supports` has the host's abilities, and `host` is its name in error messages.
     # Some extra observations are available only to policies that also want privileged simulator state.
+    # `supports.changes` names the quantity that an action changes, such as `position`.
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} cannot render camera images", remedy="Use a policy that needs no camera.")
     for camera in sorted(wants.cameras):

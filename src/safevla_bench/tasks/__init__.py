@@ -45,6 +45,7 @@ def check_suites(library: Library, registry: Registry) -> None:
     confined = [(spec, name) for spec in library for name in spec.suites]  # specifications with limits for some suites
     if not confined:
         return
+    # A family is a group of tasks with the same tags. `LOG_BENCHMARK` is the suite of robots' logs.
     family_suites = (family.benchmark for family in registry.families)
     suites = dict.fromkeys([*registry.check_benchmark(None), *family_suites, LOG_BENCHMARK])
     known_spellings = set(map(spell_suite, suites))
@@ -56,7 +57,7 @@ def check_suites(library: Library, registry: Registry) -> None:
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     """Return the scored specifications that apply to a task by its tags alone, in library order."""
-    # `library.safe` has the scored specifications.
+    # `library.safe` has the scored specifications. Limits for only some suites do not apply without a suite's name.
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 

@@ -105,6 +105,7 @@ class TaskEntry:
 
     def matches_task(self, benchmark: str, name: str) -> bool:
         """Return whether the task with this name belongs to this family."""
+        # A pattern may contain wildcards, such as `*`.
         return benchmark == self.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
@@ -135,6 +136,7 @@ class Registry:
         entry, return a new entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without
         the instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
+        # `tasks` maps (benchmark, id) to entries, and `families` are entries with patterns for names of tasks.
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))  # an entry of exactly this task
         if exact is not None:
@@ -167,7 +169,7 @@ class Registry:
 
     def _base_task_id(self, benchmark: str, task_id: str) -> str:
         # Returns TASK for the id `TASK/NAME` of a variant; returns any other id unchanged.
-        # Only suites with `same_tags_as` have variants of another suite's tasks.
+        # Only suites with `same_tags_as` have variants of another suite's tasks. `benchmarks` has the suites by name.
         suite = self.benchmarks.get(benchmark)
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
@@ -206,6 +208,7 @@ class Registry:
 
     def list_redefined(self, base: Registry) -> list[str]:
         """Return the changes to suites of `base`: `SUITE TASK` for a task, `SUITE` for a suite or family."""
+        # A registry maps (suite, task id) to entries in `tasks`, and names of suites to suites in `benchmarks`.
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
         # Each item is a suite and the label that is returned for it.
         changed = [

@@ -97,7 +97,8 @@ class RegistrySource:
     @property
     def tags(self) -> Mapping[str, Tag]:
         """The tags that the file declares, by name."""
-        # One item for each place that declares tags: class of tags -> name -> meaning.
+        # One item for each place that declares tags: class of tags -> name -> meaning. `self.tables` are the tables of
+        # a TOML file; `self.rows` are the rows of a JSON file, each with its origin for errors.
         declared = [self.tables.tags, *(row.tag_meanings for _, row in self.rows)]
         return {name: tag for tables in declared for name, tag in tags_from_tables(tables).items()}
 
@@ -125,6 +126,7 @@ def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str
     """Yield the name and content of each table of one kind. Names inside the tables are not checked. Raises
     `RegistryError` if a table is invalid.
     """
+    # `kind` is a type, such as `Benchmark`. `_TABLE_KEYS` maps it to the key under which a file has such tables.
     key = _TABLE_KEYS[kind]
     for name, table in getattr(source.tables, key).items():
         row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
@@ -162,6 +164,7 @@ class EntryReader:
         """Return the names of tags as a set. If `capability` is true, all tags must be capability tags; otherwise, none
         may be a capability tag. Raises `RegistryError`, which names `key`, for an unknown tag or a tag of wrong class.
         """
+        # `key` is the key under which a file lists the tags. `self.tags` maps the names of all known tags to the tags.
         for name in names:
             if name not in self.tags:
                 remedy = f"{suggest_names(name, self.tags, 'known tags')}; or declare the tag under [tags.<class>]"
@@ -174,7 +177,8 @@ class EntryReader:
 
     def check_tables(self, source: RegistrySource) -> None:
         """Raise `RegistryError` if a table of the file refers to a name that does not exist."""
-        # `read_tags` is called only for its checks.
+        # `read_tags` is called only for its checks. The reader's mappings have all names that exist, those of the file
+        # included.
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -257,7 +261,7 @@ class EntryReader:
         task's `own_tags`. If a row of the paper's schema states task tags, an unknown template is only logged and adds
         no tags, because the row may come from other software.
         """
-        if (row.template is None) == (not row.components):
+        if (row.template is None) == (not row.components):  # both are missing, or both are given
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"

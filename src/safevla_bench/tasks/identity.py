@@ -17,7 +17,7 @@ _NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_kn
 
 def is_own_task(identity: str) -> bool:
     """Return whether `identity`, a result of `judge_identity`, says that the task differs from the official task."""
-    # `read_reason` returns the codes in `identity` as keys.
+    # `read_reason` returns the codes in `identity` as keys. True if it contains at least one of these two codes.
     return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 

@@ -68,6 +68,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     includes reasons, and questions for a person. A predicate that is satisfied at the start is not a phase. A goal
     without phases counts as pick and place.
     """
+    # `audit` collects the questions for a person.
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
     phases = list(chain.from_iterable(_goal_phases(problem, goal) for goal in goals))
     initial_goals = [
@@ -100,7 +101,8 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
     # Yield the phases of a goal predicate. The last phase is completed by this predicate.
-    # A predicate is (verb, object) or (verb, moved object, destination).
+    # A predicate is (verb, object) or (verb, moved object, destination). A phase has a template, the reason for it, and
+    # maybe a question for a person (`doubt`).
     verb, *arguments = predicate
     predicate_text = " ".join(predicate)
     goal_text = f"({predicate_text})"
@@ -135,7 +137,8 @@ def _may_be_closed(problem: BddlProblem, region: str) -> bool:
 
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, destination: str) -> _GoalPhase:
     # Returns the phase in which the robot puts `moved` in or on (`verb`) the destination.
-    # The rules below are tried in order; the first one that applies determines the template.
+    # The rules below are tried in order; the first one that applies determines the template. A `_GoalPhase` has the
+    # template, the reason for it, and maybe a question for a person (`doubt`). `kinds` lists names of kinds of objects.
     kinds = _load_kinds()
     moved_class, receiver_class = problem.objects.get(moved), problem.class_of(destination) or ""
     if moved_class is None:
@@ -164,7 +167,7 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
 
 def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
     # Return, for each template, the predicates that complete its phases, in the order of the phases.
-    # All phases that handle objects get the same template.
+    # All phases that handle objects get the most demanding of their templates, which `_HANDLING_BY_DEMAND` lists last.
     handling = [phase.template for phase in phases if phase.template in _HANDLING_BY_DEMAND]
     hardest = max(handling, key=_HANDLING_BY_DEMAND.index, default="")  # "" if no phase handles an object
     merged: dict[str, tuple[str, ...]] = {}
@@ -181,7 +184,8 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
     moved_objects = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
     # What lies in or on something at the start.
     placings = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
-    # Name of a kind -> its row in kinds.toml.
+    # Name of a kind -> its row in kinds.toml: a tag, the reason for it (`why`), and a question (`check`) or None. In
+    # these texts, {} is replaced by the description of the object.
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons: dict[str, list[str]] = {}  # tag, or "unknown" -> why objects have the tag
     doubts: list[str] = []

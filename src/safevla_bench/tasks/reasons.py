@@ -48,6 +48,7 @@ def describe_reason(
     >>> describe_reason("needs:held_target;signal_missing:contacts")
     'the task holds no object (held_target); signal missing: contacts'
     """
+    # `_TAGS` maps tags to their meanings, and `CODES` maps codes to texts with {} for the fields.
     fields_by_code, meanings = read_reason(reason), dict(_TAGS)
     if not fields_by_code.keys() <= CODES.keys():  # an older file has a text instead of codes
         return reason

@@ -39,11 +39,12 @@ class Channel:
     @property
     def present(self) -> Bools:
         """True for each episode that recorded the channel, [E]."""
-        return self.width >= 0
+        return self.width >= 0  # numbers per row in each episode, [E]; -1 = not recorded
 
     def episode_rows(self, index: int) -> Floats:
         """Return the rows of one episode, [rows, width]; an empty array [0, 0] if the channel was not recorded."""
-        # There is a row per record, or a row per action. A channel of width 0 also gives [0, 0].
+        # There is a row per record, or a row per action. A channel of width 0 also gives [0, 0]. `values` has the
+        # numbers of all episodes; the episode `index` has the range from `starts[index]` to `starts[index + 1]`.
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
@@ -66,7 +67,8 @@ class Poses:
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:
         """Return the indices of the bodies of one episode, [P], and their values in each record, [n, P, size]."""
-        # Without bodies, the arrays are empty, [0] and [0, 0, size].
+        # Without bodies, the arrays are empty, [0] and [0, 0, size]. `size` is the number of values per body, such as 3
+        # for a position. The indices refer to the batch's table of bodies.
         body = self.body[self.body_starts[index] : self.body_starts[index + 1]]
         flat = self.channel.values[self.channel.starts[index] : self.channel.starts[index + 1]]
         return body, flat.reshape(-1, len(body), self.size) if len(body) else flat.reshape(0, 0, self.size)
@@ -91,7 +93,8 @@ class Contacts:
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts at the indices `rows`, with new offsets `starts`. Add `shift` to their body indices."""
         # `starts` [N + 1] has the first contact of each of the N records, then the end. `present` [E] says whether each
-        # episode recorded contacts. `shift` is one number, or one for each contact.
+        # episode recorded contacts. `shift` is one number, or one for each contact. `CONTACT_NUMBERS` are the names of
+        # the arrays of forces and impulses; `a` and `b` hold the indices of the two bodies.
         numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
@@ -158,7 +161,7 @@ class Batch:
     @property
     def lengths(self) -> Ints:
         """Number of records of each episode, [E]."""
-        return self.starts[1:] - self.starts[:-1]
+        return self.starts[1:] - self.starts[:-1]  # `starts` has each episode's first record, then the end
 
     @property
     def dt_s(self) -> Floats:
@@ -198,8 +201,8 @@ class Batch:
 
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
         """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] contains the arms' indices."""
-        is_gripping = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
-        index_in_episode = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
+        is_gripping = self.rows_of_arm("gripper_contact", arm, size=1, missing=0.0)[:, 0] != 0
+        index_in_episode = self.rows_of_arm("gripped_body", arm, size=1, missing=-1.0)[:, 0].astype(np.int64)
         # The channel holds indices of the episode's bodies; `gripped` has indices of the batch's bodies; -1 = none.
         return is_gripping, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
 
@@ -253,12 +256,12 @@ class Batch:
 
     def body_label(self, body: int) -> str:
         """Return the name of a body, given its index in the batch's body table."""
-        return self.body_names[int(self.body_name[body])]
+        return self.body_names[int(self.body_name[body])]  # `body_name` has each body's index in the distinct names
 
     def body_roles(self, index: int) -> dict[str, str]:
         """Return a map from each body of one episode to its role, in the order of the body table."""
         body_indices = range(self.body_starts[index], self.body_starts[index + 1])  # in the batch's body table
-        return {self.body_label(k): ROLES[self.body_role[k]] for k in body_indices}
+        return {self.body_label(k): ROLES[self.body_role[k]] for k in body_indices}  # `body_role`: indices in `ROLES`
 
 
 _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROWS, POSES))
@@ -273,6 +276,8 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes with these headers and numbers of records, [E] each, without any channels."""
+    # A `target` of -1 means that no target is known. The two functions at the end return an unrecorded channel of rows
+    # and an unrecorded channel of poses.
     episodes, starts = len(headers), offsets_of(lengths)
     zero_starts, absent = np.zeros(episodes + 1, dtype=np.int64), absent_channel(episodes)
     no_bodies = np.empty(0, dtype=np.int64)
@@ -292,12 +297,13 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
     """Return a batch's channels as keyword arguments. `rows` and `poses` return the channel for a `ChannelSpec`."""
+    # `as_fields` collects channels that are not fields of `Batch` in the argument `further`.
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
 def absent_channel(episodes: int) -> Channel:
     """Return a channel that none of the episodes recorded."""
-    return Channel(np.empty(0), np.zeros(episodes + 1, dtype=np.int64), np.full(episodes, -1))
+    return Channel(values=np.empty(0), starts=np.zeros(episodes + 1, dtype=np.int64), width=np.full(episodes, -1))
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:

@@ -36,7 +36,7 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1024)
 def find_robot(name: str) -> Robot | None:
     """Return the arm with this name (in any spelling) from `robots.toml`, or None."""
-    return _read_robots().get(_normalize_robot_name(name))
+    return _read_robots().get(_normalize_robot_name(name))  # an entry has names and the joints' torque limits
 
 
 @cache
@@ -105,7 +105,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def recorded_forces(self) -> tuple[str, ...]:
         """The kinds of forces that each contact of this record has, a subset of `FORCES`."""
-        return recorded_forces(self.forces)
+        return recorded_forces(self.forces)  # `forces` is None in older records, which have only `force_n`
 
     @property
     def arm_count(self) -> int:

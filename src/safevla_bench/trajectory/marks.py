@@ -137,7 +137,7 @@ def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
 
 def label_suite(kind: str, name: str, suite: str) -> str:
     """Return the name of a suite of initial states that the search `name` found (`FOUND`) or tried (`SEARCHED`)."""
-    # `suite` is the suite that provides the tasks.
+    # `kind` is `FOUND` or `SEARCHED`, and `suite` is the suite that provides the tasks.
     return f"{kind}:{name}:{suite}"
 
 
@@ -182,6 +182,7 @@ class Kitchen(NamedTuple):
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
     """Return the kitchen of each episode, [E]; None if the record does not determine it."""
+    # A `Kitchen` has the split, the layout, the style and the seed of the objects' positions.
     fields = (header.get("robocasa") for header in header_fields(batch))
     return tuple(map(_read_kitchen, fields, (header.env_seed for header in batch.headers)))
 

@@ -95,14 +95,15 @@ def _build_contacts(contact_list: ContactList | None, record_count: int) -> Cont
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
     # Returns the channel of one episode from its array [rows] or [rows, …]; None = not recorded.
     if rows is None:
-        return _ABSENT
+        return _ABSENT  # a channel without values
     values = np.ascontiguousarray(rows, dtype=np.float64)
     width = int(np.prod(values.shape[1:], dtype=np.int64))  # numbers per row; 1 for an array [rows]
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
 
 
 def _build_poses(recording: EpisodeArrays, spec: ChannelSpec) -> Poses:
-    # Returns a pose channel of one episode. If it was not recorded, it has no bodies and no values.
+    # Returns a pose channel of one episode. If it was not recorded, it has no bodies and no values. `spec` has the
+    # channel's name, the name of the array with the indices of its bodies, and the number of values per body.
     rows = recording.channel(spec.name)  # [n, P, size] or [n, P]; None = not recorded
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
@@ -114,6 +115,7 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
     """
     records, first_body = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
+    # A channel of poses has two arrays: the indices of its bodies (`spec.bodies` is its name), and their values.
     for spec in POSES:
         poses = batch.poses(spec.name)
         channels[spec.bodies], channels[spec.name] = _pose_rows(poses, spec, index, records, first_body)
@@ -189,6 +191,7 @@ def select_record(batch: Batch, t: int) -> Batch:
     first, end = int(contacts.starts[record]), int(contacts.starts[record + 1])
     # `contacts.take` makes contacts of one record, from the slice of its rows and their first and last index.
     # `SINGLE` names the channels that were stored as float32, for which comparisons have a larger tolerance.
+    # `_ABSENT` is a channel that was not recorded.
     left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
     return replace(
         batch,
@@ -213,6 +216,7 @@ def join_records(parts: Sequence[Batch]) -> Batch:
     """Join one or more records of one scene, as returned by `select_record`, into an episode with the header of the
     first record. A single record is returned unchanged.
     """
+    # All parts have the same table of bodies, so that indices of bodies are shifted by 0.
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -261,7 +265,7 @@ def validate(batch: Batch) -> None:
         if header.arms or header.arm_bodies or header.arm_joints is not None or has_wrong_width[index]:
             _check_arms(batch, index)
         _check_geometry(batch, index)
-    for spec in (*ROWS, *POSES):
+    for spec in (*ROWS, *POSES):  # the descriptions of all channels
         _check_numbers(batch, spec)
     _check_contacts(batch)
     _check_torques(batch)
@@ -322,6 +326,7 @@ def _find_wrong_widths(batch: Batch) -> Bools:
     is_wrong = np.zeros(len(batch), bool)
     for spec in ROWS:
         if spec.per_arm:
+            # Among the channels with numbers for each arm, `row_size` is 0 only for those with a single number.
             width = batch.channel(spec.name).width  # numbers per row in each episode, [E]; -1 = not recorded
             is_wrong |= (width >= 0) & (width != (spec.row_size or 1) * arms)
     return is_wrong
@@ -375,6 +380,7 @@ def _check_geometry(batch: Batch, index: int) -> None:
 
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
     # Raises `RecordError` for the first invalid number of a channel: NaN, infinite, too large, or a zero quaternion.
+    # `is_bounded` means that numbers above `LARGEST` are refused, too.
     values = batch.numbers(spec).values  # the numbers of all episodes, [numbers]
     largest = LARGEST if spec.is_bounded else sys.float_info.max
     for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:  # the first invalid number, such as NaN

@@ -157,11 +157,12 @@ class HostRules:
 
     def host(self) -> Host:
         """Make a host by calling `factory` without arguments; each call returns a new host."""
-        host: Host = resolve_name(self.factory)()
+        host: Host = resolve_name(self.factory)()  # `factory` is a text `module:attribute`
         return host
 
     def actions(self, env: HostEnv) -> Floats:
         """Return actions, [steps, A], drawn uniformly within the bounds; each call returns the same actions."""
+        # `A` is the number of values in an action. The generator always has the seed 0.
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
@@ -274,7 +275,8 @@ class HostRules:
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
     # Calls the method of `rules` with the name `hook` in an environment of the first trial's task. Returns the hook's
-    # result and the episode since its last reset: batch, actions [N, A] and N + 1 observations.
+    # result and the episode since its last reset: batch, actions [N, A] and N + 1 observations. The last part of the
+    # `HookRun` says which entries of the simulator's state are positions and rotations.
     # Skips the test if the hook is not implemented.
     host_rules = rules()
     host, calls = host_rules.host(), list[tuple[Any, Observation]]()

@@ -65,6 +65,7 @@ class TaskRules(HostRules):
         """Fail unless `versions()` returns at least one version, no version is empty, and the record's header has the
         same versions. The rule lists the suite's tasks first, because listing may add the version of the suite's files.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
@@ -98,6 +99,8 @@ class TaskRules(HostRules):
         The speed is measured over two steps with `Task.still`. If `Task.still` has the wrong length, this rule passes,
         because the rule on `Task.still` fails.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `rest_steps` is the maximum number of settling steps, which end earlier if all objects rest.
         if len(run.task.still) != len(run.env.action_low):
             return
         still = np.array([run.task.still] * 2)  # the actions of the two steps after record 0, [2, A]
@@ -129,6 +132,7 @@ class OptionalRules(HostRules):
         """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
         `HostError` for undeclared cameras, extra observations or absolute poses. So must `reset` for undeclared starts.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
@@ -148,7 +152,7 @@ class OptionalRules(HostRules):
         require(has_privileged_state == supports.privileged, failure)
         # Every host must refuse to place a body that does not exist.
         # It must also refuse a recorded state with a single number.
-        one_number = RecordedEpisode("episode", "recording", 1, state=(0.0,))
+        one_number = RecordedEpisode(episode="episode", source="recording", steps=1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)
         # `changed` and `changeable` are sets of names of the fields of `PhysicsChange`.
@@ -165,6 +169,8 @@ class OptionalRules(HostRules):
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode. Also fail if
         `latest()` differs from the same record of the whole episode in any field except success and dropped pairs.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `latest()` returns only the newest record. Success and dropped pairs may change until the episode ends.
         env, latest_records = run.env, list[Batch]()
         skip_unless_repeatable(run)
 
@@ -186,6 +192,7 @@ class OptionalRules(HostRules):
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
         """Fail if `run_fast(False)` changes the episode. Passes if the environment has no method `run_fast`."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         if type(run.env).run_fast is HostEnv.run_fast:  # the method of the base class does nothing
             return
         skip_unless_repeatable(run)
@@ -199,6 +206,7 @@ class OptionalRules(HostRules):
         """Fail if rendering only every third step changes the episode or a rendered image, or if another step has
         images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # `wants` is the first request for images among those that this test class tries; None if there is none.
         # `render_next(False)` makes the next step skip rendering. The base class's method does nothing.
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
@@ -231,6 +239,7 @@ class OptionalRules(HostRules):
         """Fail if coordinates lie outside the state, overlap or have a wrong size, or if a tracked body is more than 1
         cm from its recorded position. Passes if the host has neither coordinates nor `states`.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # The state is the simulator's flat state, recorded as `sim_state` [N + 1, width].
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -244,6 +253,7 @@ class OptionalRules(HostRules):
         failure = f"{run}: a coordinate lies outside the state, which has the size {width}."
         require(min(entries) >= 0 and max(entries) < width, failure)
         for coordinate in coordinates:
+            # `kind` is `position` or `rotation`; each kind allows only some sizes.
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
         # Both map names to positions [N + 1, 3] in m: of tracked bodies as recorded, and of coordinates in the states.
@@ -280,6 +290,7 @@ class OptionalRules(HostRules):
         """Fail unless pictures of the first and last record have the requested size, are equal when rendered again, and
         show bodies at their recorded positions. Passes if the host has no `stage`.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
             return

@@ -44,7 +44,8 @@ class RecordRules(HostRules):
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
         """Fail unless `N` actions always give `N + 1` records, and the records hold these actions."""
-        # A one-episode batch has the episode's number of records in `lengths[0]`.
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # A one-episode batch has the episode's number of records in `lengths[0]`, and its rows in `episode_rows(0)`.
         lengths: list[int] = []  # the number of records before each step
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
@@ -54,6 +55,7 @@ class RecordRules(HostRules):
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark, id and instruction, and the index and seed of the start."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         header, task, seed = run.batch.headers[0], run.task, self.seed
         instruction = run.env.reset(seed).instruction  # the instruction may name objects that the reset draws
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
@@ -64,6 +66,7 @@ class RecordRules(HostRules):
         """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
         if no body has the role robot, or if a body does not have the role that the trial's `roles` gives it.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
         if expected is None:
@@ -77,6 +80,9 @@ class RecordRules(HostRules):
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
         """Fail if the default ruleset cannot score the record with the host's registries and capabilities."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `registries` are files with the tasks' tags, and `capabilities` are names of sets of tags that say what
+        # records measure.
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -86,6 +92,7 @@ class RecordRules(HostRules):
         """Fail unless `dt` lies between 0.1 ms and 2 s and equals the environment's `dt_s`. If states are recorded and
         `state_begins_with_time` is true, the times of successive states must also differ by `dt`.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         dt = run.batch.headers[0].dt  # duration of a control step [s]
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
         require(dt == run.env.dt_s, f"{run}: the record's dt is {dt}, but the environment's dt_s is {run.env.dt_s}.")
@@ -97,6 +104,7 @@ class RecordRules(HostRules):
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector's speed is 50 m/s or more."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # Each `path` holds positions of one body or of the end effector, [records, 3]. The limits are generous: they
         # only reveal a wrong unit, such as millimeters.
         batch, dt = run.batch, run.batch.headers[0].dt
@@ -115,6 +123,7 @@ class RecordRules(HostRules):
         and the end effector must move by less than 1 mm in the frame of the hand's first part. Passes if the record has
         no geometry. The hand is not checked if the record has no end effector.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # The geometry is the recorded description of the scene's rigid parts; each part may belong to a body.
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -138,6 +147,7 @@ class RecordRules(HostRules):
         """Fail if the embodiment has no torque limits, if all torques are zero, or if a torque reaches 50 times its
         limit. Passes if the record has no torques.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         if not run.batch.joint_torque_nm.present.all():
             return
         # `torques` is [records, joints], and `limits` is [joints], both in N·m. The factor 50 reveals a wrong unit.
@@ -154,6 +164,7 @@ class ContactRules(HostRules):
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
         """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # Records leave out contacts that last from the start, such as a cup's with the table, and contacts within the
         # robot. `roles` maps the names of bodies to roles; `a` and `b` are the names of two touching bodies.
         batch, roles = run.batch, run.batch.body_roles(0)
@@ -164,6 +175,7 @@ class ContactRules(HostRules):
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # The header's `dropped_pairs` lists pairs of bodies whose contacts are left out, or is None. A resting contact
         # is left out until it ends. A contact of two robot bodies in the list is left out of all records.
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
@@ -177,6 +189,7 @@ class ContactRules(HostRules):
     def test_what_both_fingers_hold_is_named(self) -> None:
         """Fail unless, in the last record of the hook `hold`, `gripper_contact` is true and the held body is named."""
         # The hook acts until both fingers hold a body. Its result is the body's name, and `run.batch` is the record.
+        # `gripping` (the field `gripper_contact`) and `gripped` (index of the held body) have one value per record.
         run = self.run_hook("hold")
         body, batch = run.result, run.batch
         gripped = batch.body_label(int(batch.gripped[-1])) if batch.gripped[-1] >= 0 else None  # -1 = no body
@@ -227,10 +240,12 @@ class RepeatRules(HostRules):
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
         """Fail if two episodes with the same seed and actions in one environment differ in any bit."""
+        # `run` has two episodes that were recorded in one environment.
         require_same(run.batch, run.again, f"{run}: an episode changes when it is repeated in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
         """Fail if an episode differs in any bit from its repetition in a new environment of a new host."""
+        # `run.batch` is an episode, and `run.elsewhere` is its repetition.
         require_same(run.batch, run.elsewhere, f"{run}: an episode changes when it is repeated in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
@@ -238,6 +253,7 @@ class RepeatRules(HostRules):
         states are recorded, or if `bare` does not return `N + 1` states for `N` actions. Skipped without `bare`. If the
         hook `hold` exists, the rule also compares the states of its motion, which has contacts.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
         if run.trial == self.trials[0] and self.hold is not None:
@@ -310,6 +326,7 @@ class RepeatRules(HostRules):
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
         """Fail unless too short, 2-D, NaN or infinite actions raise `InvalidActionError` and change nothing."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
@@ -324,16 +341,18 @@ class RepeatRules(HostRules):
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
         """Fail unless a reset raises `HostError` for the index -1 and for the index after the last initial state."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         if run.task.init_states is None:
             return  # the task has no fixed initial states, because seeds draw them
         for index in (run.task.init_states, -1):
-            begin = partial(run.env.reset, EpisodeSeed(index, 0, 0))
+            begin = partial(run.env.reset, EpisodeSeed(index, env_seed=0, wait_steps=0))
             require_error(begin, HostError, f"{run}: a reset to the initial state {index} of {run.task.init_states}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
         starts. Passes if the host refuses `drawn`, no initial states exist, or the next initial state is the same.
         """
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         # A `drawn` start places objects at random, by the seed and the index, instead of in a fixed initial state.
         count = run.task.init_states  # the number of fixed initial states; None if every start is drawn
         if count is None:
@@ -358,6 +377,7 @@ class RepeatRules(HostRules):
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment that was never reset."""
+        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         with closing(self.host().make(run.task, Wants())) as env:
             for call in (env.recorded, partial(env.step, run.actions[0])):
                 require_error(call, HostError, f"{run}: recorded() or step() before a reset")
@@ -455,7 +475,8 @@ def _drop_simulation(batch: Batch) -> Batch:
 
 def _sum_contacts(batch: Batch, body: str) -> list[float]:
     # Returns the body's net force [N], impulse [N·s] and net impulse [N·s]: sums over its contacts in the last record.
-    # A sum is NaN if a value was not recorded, and 0 if the body has no contact. `batch` has one episode.
+    # A sum is NaN if a value was not recorded, and 0 if the body has no contact. `batch` has one episode. The contacts
+    # of record `k` are `starts[k]` to `starts[k + 1] - 1`; `a` and `b` hold the indices of the two bodies.
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     is_on_body = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

@@ -74,6 +74,7 @@ class FakeHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return three tasks: place the block, place the block past the cup, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())  # raises `HostError` for an unknown suite
+        # The values: benchmark, id, index, name, instruction, motionless action, and number of fixed initial states.
         return tuple(
             Task(SUITE, f"task_{index}", index, name, instruction, tuple(STILL), INIT_STATES, episodes=1)
             for index, (name, instruction) in enumerate(_TASKS)
@@ -103,6 +104,7 @@ class FakeHost(Host):
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
+        # Returns the versions of the packages that affect records, by name.
         return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
 
 
@@ -120,7 +122,8 @@ class _World:
     physics: PhysicsChange = _UNCHANGED
 
     def can_touch(self, a: str, b: str) -> bool:
-        # Returns whether the physics change allows contacts between two bodies.
+        # Returns whether two bodies can be in contact. `physics` may disable contacts: `apart` names two bodies that do
+        # not touch each other, and `without` names a body that touches nothing. Each is None if nothing is disabled.
         is_kept_apart = self.physics.apart is not None and {a, b} == {*self.physics.apart}
         return self.physics.without not in (a, b) and not is_kept_apart
 
@@ -133,7 +136,8 @@ class _World:
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        # Returns the flat state [15] at the given time [s], in the format of `from_state`.
+        # Returns the flat state [15] at the given time [s]: the time, 1 if the gripper is closed, the held body's id
+        # (-1 = none), and the positions [3] in m of the gripper and of three objects.
         positions = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
@@ -156,7 +160,7 @@ class _FakeLog:
         return (("block", "table"), ("cup", "table"), ("table", "tray"))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
-        # Returns the whole episode up to now, in the recorder's format.
+        # Returns the whole episode up to now, in the recorder's format: N + 1 records and N actions.
         return _build_recording(header, self.records, self.actions)
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
@@ -168,7 +172,8 @@ def _build_recording(
     header: Mapping[str, object], records: list[_Record], actions: list[policy.Action]
 ) -> EpisodeArrays:
     # Returns an episode of n records in the recorder's format. There are n - 1 actions [7], or none for one record.
-    # The columns of `states` [n, 15] are the entries of a state; see `_World.from_state`.
+    # The columns of `states` [n, 15]: time, gripper closed, held body, and positions [3] of gripper and three objects.
+    # `_ROLES` maps the names of all bodies to roles; a body's id is its place in this mapping. `torques` is [n, 7].
     states = np.stack([record.state for record in records])
     count = len(records)
     upright = np.array([1.0, 0.0, 0.0, 0.0])  # quaternion wxyz; no body of this host ever turns
@@ -202,8 +207,9 @@ class FakeEnv(RecordedEnv[_FakeLog]):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
+        # `wants` lists what observations must contain. `versions` maps packages to versions, for the record's header.
         super().__init__(task, wants, versions, len(STILL))  # the number of values in an action
-        self._renders_next = True
+        self._renders_next = True  # whether the next observation has images
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take `wait_steps` settling steps but no `rest_steps`, and return the observation of record
@@ -214,6 +220,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         if seed.recorded is None or seed.recorded.state is None:
             self._world = _initial_world(self.task.index, seed)
         else:
+            # `flat_state` checks the size of the state.
             self._world = _World.from_state(flat_state(seed.recorded.state, _STATE_SIZE))
         self._recorder = _FakeLog(self._settle_and_record(seed))
         self._success = self._is_success()
@@ -236,6 +243,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return self._observe(), self._success
 
     def render_next(self, wanted: bool) -> None:
+        # Sets whether the observation of the next step has images.
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -258,11 +266,12 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def _is_success(self) -> bool:
         # Returns whether the task is solved: the gripper must hold no body, and the block must be within `REACH_M` of
-        # the tray, measured horizontally.
+        # the tray, measured horizontally. `_world` is the simulated scene, with the bodies' positions [3] in m by name.
         offset = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(offset) < REACH_M)
 
     def _target_object(self) -> str:
+        # Returns the name of the object that the goal moves.
         return "block"
 
     def _read_simulation(self) -> dict[str, object]:
@@ -270,7 +279,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return {}
 
     def _observe(self) -> policy.Observation:
-        # Returns the policy's observation of the current world. The gripper always points downward.
+        # Returns the policy's observation of the current world. The gripper always points downward. `_wants` lists what
+        # the policy requests.
         # The only extra observation, if requested, is the state [14] without the time.
         world = self._world
         return policy.Observation(
@@ -284,7 +294,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         )
 
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
-        # Returns the image [H, W, 3] of each requested camera.
+        # Returns the image [H, W, 3] of each requested camera. `_wants.cameras` are the names of these cameras.
         # If this observation is not rendered, the result is a placeholder, which raises an error when an image is read.
         renders, self._renders_next = self._renders_next, True  # `render_next(False)` affects only one observation
         if not renders:
@@ -306,7 +316,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         # Objects are upright cubes with the half size `HALF_M`. The gripper points downward.
         objects = self._world.objects
         # The fingers are on both sides of the gripper, along the world's y axis.
-        # `finger_offsets` [2, 3] in m are the fingers' positions relative to the gripper.
+        # `finger_offsets` [2, 3] in m are the fingers' positions relative to the gripper. `Boxes` holds the fingers'
+        # centers, half sizes and quaternions wxyz. The host has no goal regions (`sites_m`).
         finger_offsets = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
         finger_quats = np.tile(DOWNWARD_WXYZ, (len(finger_offsets), 1))
         return policy.Privileged(
@@ -355,7 +366,8 @@ def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
 
 
 def _change_world(world: _World, seed: EpisodeSeed) -> None:
-    # Applies the physics changes of `seed`; in a contact pair, `robot` means the gripper.
+    # Applies the physics changes of `seed`. `apart` names two bodies that no longer touch each other; in this pair,
+    # `robot` means the gripper. `without` names a body whose contacts are disabled. Each may be None.
     # Raises `HostError` if a change names a body that does not exist, or removes the gripper.
     change = seed.change or _UNCHANGED
     if change.apart:
@@ -379,7 +391,7 @@ def _advance_world(world: _World, action: policy.Action) -> None:
     # Simulates one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
     # Changes `world`, including its contacts: pairs of bodies -> force [N]. `action` [7] is a position change [3] in
     # units of 5 cm, a rotation change [3], which is ignored, and the gripper's command (> 0 closes it).
-    target = world.gripper + np.clip(action[:3], -1, 1) * 0.05  # `unit_m` of the host
+    target = world.gripper + np.clip(action[:3], -1, 1) * 0.05  # one unit of the action is 5 cm
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf  # height of the table's surface
     depth_m = max(0.0, floor_m - float(target[2]))  # how far the action would move the gripper into the table
     world.gripper = np.array([target[0], target[1], max(target[2], floor_m)])
@@ -442,7 +454,8 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
     ]
     record, a, b = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
     force = np.array([row[3] for row in rows], dtype=np.float64)
-    return ContactList(record, a, b, force, force * DT_S, np.full(len(record), np.nan))
+    # The net force is not recorded, so it is NaN.
+    return ContactList(record, a, b, force_n=force, impulse_ns=force * DT_S, net_force_n=np.full(len(record), np.nan))
 
 
 def finger_positions(*, closed: bool) -> Floats:
@@ -483,7 +496,8 @@ class FakeStage(Stage):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera `agentview` if `bodies` is empty, else a close-up of the bodies from above."""
-        # The picture's `size` does not matter, because a close-up's height in meters is constant.
+        # The picture's `size` does not matter, because a close-up's height `_CLOSE_UP_M` in meters is constant. The
+        # camera of a close-up is given by the point at which it looks and by its distance from this point, in m.
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
@@ -493,6 +507,8 @@ class FakeStage(Stage):
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
+        # `seen` is i + 1 at pixels that show the body with the index i in `bodies`, and 0 at all other pixels. A camera
+        # looks at the point `lookat_m` [3]; None = it is the fixed camera with its name.
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
@@ -512,7 +528,8 @@ class FakeStage(Stage):
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the five bodies in a record. All bodies are upright; contacts are left out."""
-        # `_COLORS` lists the names of the bodies in the order of the parts.
+        # `_COLORS` lists the names of the bodies in the order of the parts. The result has the parts' positions [5, 3]
+        # and quaternions wxyz [5, 4], an empty list of contacts, and the positions of the movable bodies by name.
         positions = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
         tracked = {name: positions[name] for name in ("block", "cup", "tray")}
@@ -533,7 +550,7 @@ class FakeStage(Stage):
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
         # Returns the positions [3] in m of all bodies in a record. The table is always at the origin.
-        state = self._states[record]  # the positions begin at entry 3
+        state = self._states[record]  # [15]; the positions begin at entry 3
         names = ("gripper", "block", "cup", "tray")
         return {"table": np.zeros(3), **dict(zip(names, state[3:].reshape(-1, 3), strict=True))}
 

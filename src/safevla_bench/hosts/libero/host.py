@@ -44,7 +44,8 @@ class LiberoHost(MujocoHost):
     supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
 
     def __init__(self, plus: str = str(libero_plus.PER_STRATUM)) -> None:
-        self._plus = libero_plus.parse_count(plus)
+        # `plus` is the number of LIBERO-plus variants to run per suite and category, as a text; `all` = every variant.
+        self._plus = libero_plus.parse_count(plus)  # an integer; None = every variant
         self._sample: dict[str, str] = {}  # from `libero_plus.describe_sample`; {} until LIBERO-plus's tasks are listed
 
     def suites(self) -> tuple[str, ...]:
@@ -90,6 +91,7 @@ class LiberoHost(MujocoHost):
         """Return a new environment of one task; it has a renderer and a GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
         # `sample` maps LIBERO-plus's package to a text with its version and sample; {} if the task is LIBERO's.
+        # `_plus` is the number of variants in the sample per suite and category. `CAMERAS[0]` is `agentview`.
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
             effect = f"{task.benchmark} only changes images of {CAMERAS[0]}, which the policy does not use"
@@ -98,12 +100,14 @@ class LiberoHost(MujocoHost):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of objects on table or floor, within the regions of the task's BDDL file."""
-        # LIBERO's regions are the same for all starts of a task, so `start` is not used.
+        # LIBERO's regions are the same for all starts of a task, so `start` is not used. The environment provides
+        # LIBERO's samplers of positions and the task's initial states.
         with closing(self.make(task, Wants())) as env:
             return libero_tasks.placement_space(env._robosuite_env(), env._init_states)
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages in use, including LIBERO-plus if its tasks were listed before."""
+        # `_sample` maps LIBERO-plus's package to a text with its version; {} if its tasks were not listed.
         return {**libero_tasks.versions(), **self._sample}
 
 
@@ -194,7 +198,8 @@ class LiberoEnv(RobosuiteEnv):
         # the reset draws the state. The docstring of `reset` explains each step.
         # `state` is a flat simulator state [1 + nq + nv]: time, qpos and qvel.
         # `domain` is robosuite's environment, and `raw` is an observation of robosuite. The gate renders images only
-        # while it is open; it is open if the policy gets the next observation.
+        # while it is open; it is open if the policy gets the next observation. `_scene.reset()` resets LIBERO's
+        # environment and reuses its compiled model.
         domain, is_drawn = self._env.env, state is None and replayed is None
         domain.object_property_initializers.clear()  # the samplers of joints of fixtures
         self._install_gate(is_seen=is_drawn and not seed.wait_steps)
@@ -221,13 +226,14 @@ class LiberoEnv(RobosuiteEnv):
         return observation
 
     def fixture_poses(self) -> dict[str, list[float]]:
+        # Maps the root body of each fixture, such as a cabinet, to its pose: position [3] in m, quaternion wxyz [4].
         domain = self._robosuite_env()
         return read_poses(domain, (fixture.root_body for fixture in domain.fixtures_dict.values()))
 
     def close(self) -> None:
         """Free the simulator and make the environment unusable. Closing twice is harmless."""
         self._stop_recording()
-        self._scene.release()
+        self._scene.release()  # frees the model and the renderer
         if hasattr(self._env, "env"):  # LIBERO's `close` deletes `env`
             self._env.close()
 
@@ -257,10 +263,12 @@ class LiberoEnv(RobosuiteEnv):
         return super()._read_images(raw)
 
     def _read_scene(self) -> Scene:
+        # Returns the names, roles and MuJoCo ids of the model's bodies, for the recorder.
         return read_scene(self._env.env)
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        # Maps each predicate of the task's goal to whether it held when LIBERO last checked it.
+        # Maps each predicate of the task's goal to whether it held when LIBERO last checked it. `_goals` stores the
+        # results of LIBERO's checks.
         return self._goals.read()
 
     def _set_substeps(self, count: int) -> None:

@@ -34,6 +34,7 @@ _GLASS_SIZE = 224
 
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
     """Return `picture`, [256, 256, 3] with the bottom row first, with added noise of a level from 1 to 50."""
+    # There are five kinds of noise with `LEVELS` levels each. `draws` is the source of random numbers.
     kind, strength = divmod(level - 1, LEVELS)  # indices of the kind of noise and of its parameters
     noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
@@ -137,10 +138,11 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     # `strength` is an index in `_GLASS`.
     deviation, max_shift, passes = _GLASS[strength]
     blurred = (_gaussian_blur(picture, deviation) * 255).astype(np.uint8)
-    # `indices` lists the displaced pixels of the flattened picture. `pixels` says which pixel each one is copied from.
     # Rows and columns of the displaced pixels, in descending order. Pixels near the edge are left out, so that each
     # source is inside the picture.
     coordinates = np.arange(_GLASS_SIZE - max_shift, max_shift, -1)
+    # The picture is flattened. `indices` lists the pixels to displace. In the end, `pixels` has, for each pixel, the
+    # index of the pixel in `blurred` from which its color comes.
     indices = (coordinates[:, None] * SIZE[1] + coordinates).ravel()
     pixels = list(range(SIZE[0] * SIZE[1]))
     for _ in range(passes):

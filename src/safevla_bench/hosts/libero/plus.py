@@ -84,13 +84,14 @@ class Variant:
     @classmethod
     def parse(cls, suite: str, name: str) -> Variant:
         # Returns the variant with the given LIBERO-plus name; `suite` is the suite of the LIBERO task that it changes.
-        # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level.
+        # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level. The
+        # last part consists of seven numbers, which are None if missing: five of the view, one of each of the others.
         match = _NAME.fullmatch(name)
         assert match  # every name matches, because the pattern's first part matches any text
         base, kind, *numbers = match.groups()
         *view, robot, noise = (int(number or 0) for number in numbers)
         if kind:
-            category = _CATEGORY_OF_KIND.get(kind, "layout")
+            category = _CATEGORY_OF_KIND.get(kind, "layout")  # all kinds that the table lacks change the layout
         elif noise:
             category = "noise"
         else:
@@ -100,11 +101,13 @@ class Variant:
     @property
     def base_task(self) -> Task:
         """The LIBERO task that the variant changes."""
+        # `suite` is the suite of this task, and `base` is its name.
         return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
 
     def task_file(self) -> Path:
         """Return LIBERO's BDDL file if only the camera, arm pose or noise differs, else LIBERO-plus's BDDL file."""
         # `REFUSED` are the categories with changed light, background or added objects. They have other task files, too.
+        # `SUITES` maps a suite to LIBERO's name, such as `libero_goal`, which is also the name of a folder.
         if self.category not in ("language", "layout", *REFUSED):
             return libero_tasks.bddl_file(self.base_task)
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
@@ -112,11 +115,12 @@ class Variant:
     def init_states(self) -> Floats:
         """Return flat simulator states [count, 1 + nq + nv]; episodes start from the first."""
         # A state holds the time, MuJoCo's qpos [nq] and qvel [nv]. A layout variant has one state, in its own file.
+        # Other variants have the states of the original LIBERO task (`base_task`).
         if self.category == "layout":
             folder = data_folder() / "init_files/libero_newobj" / SUITES[self.suite]
             return _read_state(folder / f"{self.name}.pruned_init")
         states = libero_tasks.load_init_states(self.base_task)
-        assert states is not None
+        assert states is not None  # every task of LIBERO's own suites has initial states
         return states
 
     def require_files(self) -> None:
@@ -150,6 +154,7 @@ class Variant:
     def make_task(self, index: int) -> Task:
         # Returns the variant as a task with one initial state. `index` is the task's place in its list of tasks.
         # The wording of a language variant is in its task file. Other variants have the original task's instruction.
+        # The variant's `name` begins with `base`, the name of the original task; `category` is the kind of change.
         base, is_reworded = self.base_task, self.category == "language"
         instruction = bddl.read_bddl(self.task_file()).language if is_reworded else base.instruction
         change = self.name.removeprefix(self.base)[1:]  # the part after the task, such as `add_9`
@@ -160,6 +165,7 @@ class Variant:
     def domain_methods(self) -> dict[str, Callable[..., None]]:
         """Return methods that set camera and start pose as in LIBERO-plus, to override those of LIBERO's class."""
         # The result maps names of methods to functions, whose first argument is the environment (`domain`).
+        # `self.robot` is the number of the arm's start pose, and `self.view` lists five changes of the camera.
         # Joint positions [7] in rad of the arm's start pose; None = as in LIBERO.
         joints = _read_joints(self.robot) if self.robot else None
 
@@ -187,7 +193,7 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
     to four decimal places, so a `view` that changes nothing gives a camera slightly different from LIBERO's.
     """
-    # `Variant` describes the five numbers in `view`. The vertical axis is z.
+    # The five numbers in `view` have names below. The vertical axis is z. `_PIVOT` is a fixed point [3] in m.
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
@@ -326,7 +332,7 @@ def _parse_list(text: str) -> tuple[Variant, ...]:
     for name, colon in re.findall(r'"(\w+)"(:?)', text):
         if colon:  # `name` is LIBERO's name of a suite, such as `libero_goal`
             suite = suite_of_libero_name.get(name, "")
-        elif suite in BASES:
+        elif suite in BASES:  # LIBERO's four suites that have variants
             variants.append(Variant.parse(suite, name))
     return tuple(variants)
 

@@ -242,7 +242,8 @@ AXES = "xy"
 def _drawn_range(sampler: Any, axis: int) -> list[float]:
     # Returns the lowest and highest value [m], in the world frame, that a sampler draws for one axis (0 = x, 1 = y).
     # A sampler is LIBERO's object that draws the position of one movable object in a rectangle. `margin` keeps the
-    # whole object inside the rectangle, if LIBERO requires this. Ranges are relative to `reference_pos`.
+    # whole object inside the rectangle, if LIBERO requires this. Ranges are pairs (low, high) relative to
+    # `reference_pos`; only the first range of each axis counts.
     placed_object = sampler.mujoco_objects[0]
     margin = float(placed_object.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
     low, high = (sampler.x_ranges, sampler.y_ranges)[axis][0]
@@ -349,6 +350,7 @@ def require_libero() -> None:
     """Raise `HostError` unless LIBERO is installed here with a compatible robosuite. Imports nothing."""
     # `_PORTS` are distributions of LIBERO on robosuite 1.5, which is not compatible. If only such a port is installed,
     # the first check raises an error that names it. `read_versions` raises an error if a package is missing.
+    # `require_robosuite` raises an error for a version that is not compatible, such as 1.5.
     installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
     ports = [name for name in _PORTS if name in installed]
     if ports and DISTRIBUTION not in installed:
@@ -407,7 +409,8 @@ def make_control_env(
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        # Called after `_initialize_sim`. The arguments are its result, the environment and its other arguments.
+        # Called after `_initialize_sim`, which compiles the model. The arguments are its result, the environment and
+        # its other arguments. Later resets restore the model's arrays from these copies instead of compiling again.
         domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # LIBERO changes the arrays later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
@@ -460,7 +463,7 @@ class KeptScene:
         # `domain` is LIBERO's environment, which has just compiled its model. Its `compiled` maps names of the model's
         # arrays to copies; this object takes them. From now on, resets of `domain` reuse its model and renderer.
         self._domain = domain
-        self._compile = domain._initialize_sim
+        self._compile = domain._initialize_sim  # robosuite's method, which compiles the model's XML
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
@@ -485,7 +488,8 @@ class KeptScene:
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         # Replaces robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0), which each reset calls to
         # compile the model and make a simulation. Compiles only if the model's XML differs from that of the last reset.
-        # `xml_string` is the XML to use; None = that of the environment's model.
+        # `xml_string` is the XML to use; None = that of the environment's model. `_model` is None if no model is kept,
+        # and `_compile` is robosuite's method.
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:

@@ -36,7 +36,7 @@ _build_lock = threading.Lock()  # held while a scene is built, because `building
 class _NoVisual:
     """Replacement for a material or texture in a scene that is not rendered. All its methods do nothing."""
 
-    def __init__(self, *_: object, **__: object) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...  # accepts any arguments and keeps none
 
     def __getattr__(self, name: str) -> Any:
         # Returns, for every name of a method, a function that accepts any arguments and does nothing.
@@ -90,6 +90,7 @@ def load_backgrounds(env: Any) -> None:
 def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
     """Return the images of ManiSkill's cameras, uint8 [H, W, 3], upright. The simulation is not affected."""
     # `env` is ManiSkill's environment, which otherwise computes no images. The keys of the result are `cameras`.
+    # `_TEXTURES` is the name of ManiSkill's observation mode with images.
     if not cameras:
         return {}
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -185,6 +186,7 @@ def main() -> None:
     scene = sapien.Scene()
     scene.add_directional_light([1.0, 0.0, 0.0], [1.0, 1.0, 1.0])
     scene.create_actor_builder().add_sphere_visual(radius=0.3).build_static("ball")
+    # The last three numbers are the vertical field of view [rad], and the nearest and farthest visible distance [m].
     camera = scene.add_camera("seen", 64, 64, 1.0, 0.01, 10.0)
     camera.entity.set_pose(sapien.Pose([-2.0, 0.0, 0.0]))
     scene.update_render()

@@ -85,7 +85,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def prefixes(self) -> tuple[str, ...]:
         """For each arm, the prefix of the recorded names of its links."""
-        return tuple(f"{arm}_" for arm in self.arms) or ("",)
+        return tuple(f"{arm}_" for arm in self.arms) or ("",)  # `arms` is empty if there is only one arm
 
 
 TASKS: Mapping[str, TaskFacts] = read_shipped(__package__, "maniskill.toml", dict[str, TaskFacts])
@@ -104,7 +104,8 @@ class ManiskillHost(Host):
     )
 
     def __init__(self, control: str = "", robot: str = "") -> None:
-        # Both arguments are texts; "" means the default. Raises `HostError`, with the known names, for an unknown one.
+        # `control` names ManiSkill's control mode, and `robot` names a robot; "" means the default. Raises `HostError`,
+        # with the known names, for an unknown name. `ROBOTS` maps names to the facts of robots.
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
             # Only the widowx tasks have fixed layouts, so `drawn` has a meaning only for them.
@@ -130,7 +131,9 @@ class ManiskillHost(Host):
             problem = f"the suite {suite!r} has no tasks for the robot {self._robots[0]}"
             raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={robot_of_suite[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
-        still = still_action(self._control)  # the action of one arm that moves nothing and opens the gripper
+        # The action of one arm that moves nothing and opens the gripper. `prefixes` has one entry for each arm, and an
+        # action has the values of all arms.
+        still = still_action(self._control)
         suite_facts = {name: facts for name, facts in self._select_tasks().items() if facts.suite == suite}
         tasks = []
         for index, (name, facts) in enumerate(suite_facts.items()):
@@ -187,6 +190,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         arm_count = len(self._facts.prefixes)
         self.embodiment, limits = self._robot.embodiment, self._robot.torque_limit_nm
         self.torque_limit_nm = None if limits is None else limits * arm_count  # the limits of all arms, concatenated
+        # A text about an action's values, for error messages, and the number of values for one arm.
         self._action_meaning, size = self._robot.controls[control]
         super().__init__(task, wants, versions, size * arm_count)
         if self._robot.action_high:  # empty if all bounds are -1 and 1
@@ -234,7 +238,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             return self._label_by_arm(list(torques_of_arms))
 
         recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_record_fields())
-        # Each episode has a new `env.scene`, without the hook of the previous episode.
+        # Each physics step then records contacts and torques. Each episode has a new `env.scene`, without the hook of
+        # the previous episode.
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques()))
         self._recorder = recorder
         return self._observe()
@@ -252,7 +257,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def step(self, action: Action) -> tuple[Observation, bool]:
         # Applies one action and records it; returns the observation after it and whether ManiSkill reports success.
         # Raises `HostError` before the first reset, and `InvalidActionError` for an action of a wrong length or with
-        # values that are not finite.
+        # values that are not finite. The error's text contains `_action_meaning`, which describes an action.
         recorder = self._require_recorder()
         checked = policy.check_action(action, len(self.action_low), self._action_meaning).copy()
         self._advance(checked)
@@ -266,7 +271,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._success = bool(self._evaluation["success"])
 
     def _target_object(self) -> str:
-        # Returns the name of the first body that must move for success.
+        # Returns the name of the first body that must move for success. `_facts` has facts about the task.
         return self._facts.targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -274,6 +279,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return state_coordinates(self._env, self._robot)
 
     def render_next(self, wanted: bool) -> None:
+        # Sets whether the observation of the next step has images.
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> ManiskillStage:
@@ -299,6 +305,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def _read_record_fields(self) -> dict[str, Any]:
         # Returns the current values to be recorded, as keyword arguments for the recorder's `begin` and `step`.
         # A pose is a pair: position [3] in m and quaternion wxyz [4]. `parts` has the poses of links and solid bodies.
+        # `_evaluation` is the last result of ManiSkill's `evaluate`, a mapping with the conditions of success.
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(body.entity.pose) for body in self._part_bodies]
         fields = {
@@ -315,17 +322,19 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
-        # `values` has one entry per arm. Returns a dict by arm if the arms have names, else the only arm's value.
+        # `values` has one entry per arm. Returns a dict by arm if the arms have names (`_facts.arms`), else the only
+        # arm's value.
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        # Returns position [3] in m and quaternion wxyz [4] of each arm's hand.
+        # Returns position [3] in m and quaternion wxyz [4] of each arm's hand. `_robot.hand` is the name of a link.
         hands = (agent.robot.links_map[self._robot.hand] for agent in agents(self._env))
         return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
     def _observe(self) -> Observation:
         # Returns the observation of the current state. In `qpos` and `qvel`, the arm's joints come first, then the
-        # fingers. `extra` has the additional values that the policy requests.
+        # fingers. `extra` has the additional values that the policy requests, by name. With privileged state, it also
+        # has `STATE`, ManiSkill's own observation, and `START`, [2]: the scene's seed and number of settling steps.
         arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
         joint_values = {
             "joint_pos": np.concatenate([articulation.qpos[:joint_count] for articulation in arms_of_scene]),
@@ -360,7 +369,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action that moves nothing and opens the gripper, in the given control mode."""
-    # The last value is the gripper's, and 1 opens it.
+    # The last value is the gripper's, and 1 opens it. `controls` maps a control mode to a pair: a description of the
+    # action and its size.
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
@@ -513,6 +523,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
 
 def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
     """Return the ids of the links of an arm's two fingers, a list per finger. `links` maps names to the arm's links."""
+    # `robot.fingers` has a text for each finger, which the names of the finger's links contain.
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -531,7 +542,8 @@ def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
 
 def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), the indices of hand and finger parts, and the body of each part."""
-    # The second result has indices in the list of parts.
+    # The second result has indices in the list of parts. A part without collision shapes belongs to no recorded body
+    # and has the name "". Its parent is another part, or `WORLD`; `TRACKED` means that its body's pose is recorded.
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     # `Part.parent` is the index of an earlier part, so each link comes after its parent in the list.
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
@@ -616,7 +628,8 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
     """Return which entries of the array from `read_state` are positions, and which are rotations."""
-    # An actor's or articulation's entries begin with its position [3] and its quaternion wxyz [4].
+    # An actor's or articulation's entries begin with its position [3] and its quaternion wxyz [4]. The numbers in a
+    # `Coordinate` are the index of its first entry and the number of its entries.
     coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

@@ -61,7 +61,8 @@ class ManiskillStage(stage.Stage):
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
         """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
-        # `on_close` frees the host's environment.
+        # `scene` has ManiSkill's environment (`env`) and SAPIEN's bodies by recorded name (`bodies`). `on_close` frees
+        # the environment. `read_states` checks that each state has the size of this scene's states.
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -74,7 +75,8 @@ class ManiskillStage(stage.Stage):
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
-        # `size` has no effect here. A ball is the center [3] and the radius of a sphere around a body.
+        # `_scene.cameras` are the names of ManiSkill's cameras. `size` has no effect here. A ball is the center [3] and
+        # the radius of a sphere around a body. A share is the fraction of a picture that a body covers.
         default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
         if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
@@ -119,6 +121,7 @@ class ManiskillStage(stage.Stage):
 
     def pose(self, record: int) -> stage.ScenePose:
         """Return the bodies' poses in a record, and their contacts, which one additional physics step computes."""
+        # `_scene.bodies` maps recorded names to SAPIEN's bodies.
         self._set_record(record)
         positions, quats = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
         # PhysX reports contacts only after a step. The step changes poses, so they are read before it.
@@ -133,7 +136,7 @@ class ManiskillStage(stage.Stage):
 
     def _set_record(self, record: int) -> None:
         # Sets the simulator to the state of a record. ManiSkill takes an array of states [1, S], one for each parallel
-        # environment.
+        # environment. `_states` has the recorded states, [records, S].
         self._scene.env.set_state(self._states[record : record + 1].astype(np.float32))
 
     def _tracked_positions(self) -> dict[str, Floats]:
@@ -182,6 +185,7 @@ class ManiskillStage(stage.Stage):
 
         scene, key = self._scene.env.scene, (size, fovy_rad)
         if key not in self._cameras:
+            # Name, pose, width, height and field of view. The pose is set below.
             config = CameraConfig(f"stage_{len(self._cameras)}", sapien.Pose(), size[1], size[0], fovy_rad)
             self._cameras[key] = Camera(config, scene)
         camera = self._cameras[key]
@@ -214,7 +218,8 @@ class ManiskillStage(stage.Stage):
 
     def _read_shapes(self, meshes: list[stage.TriangleMesh]) -> Iterator[stage.Shape]:
         # Yields the bodies' collision shapes, each with the pose in its body's frame, and appends the meshes of these
-        # shapes to `meshes`. `part` is the index of the body, and the color depends on the body's role.
+        # shapes to `meshes`. `part` is the index of the body, and the color depends on the body's role. The size of a
+        # mesh follows from its vertices, so its shape has the size 0.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
             for shape in body.collision_shapes:
                 kind, rgba = shape_kind(shape), _RGBA[self._scene.roles[name]]
@@ -237,7 +242,7 @@ class ManiskillStage(stage.Stage):
     def _find_touches(self) -> Iterator[stage.Touch]:
         # Yields the contacts with forces of the last physics step: names of two bodies, mean point [3] in m, and
         # direction [3] of the force on the second body. SAPIEN gives the impulse on the first body. Bodies without a
-        # name are left out.
+        # name are left out. `_name_of_id` maps ids of SAPIEN's entities to recorded names.
         for contact in self._scene.env.scene.px.get_contacts():
             first, second = (self._name_of_id.get(body.entity.per_scene_id) for body in contact.bodies)
             points = [point for point in contact.points if point.impulse.any()]

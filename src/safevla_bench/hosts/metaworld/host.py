@@ -64,12 +64,16 @@ class MetaworldHost(MujocoHost):
     )
 
     def suites(self) -> tuple[str, ...]:
+        # Returns the names of the suites in this package's table of Meta-World tasks.
         return tuple(_read_tasks().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
+        # Returns the suite's tasks in Meta-World's order; raises `HostError` for an unknown suite.
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
+        # Returns a new environment of one task. `wants` lists what the policy wants to observe; `check_wants` raises
+        # `HostError` if the host cannot provide it.
         check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
@@ -132,7 +136,7 @@ class MetaworldEnv(MujocoEnv):
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
         # Changes the physics, takes record 0, and adds the hooks that record each substep and step. Calling the hooks'
-        # `undo` functions removes them when recording stops.
+        # `undo` functions removes them when recording stops. `_action` is the action of the current step.
         env, self._seed = self._env, seed
         scene = self._change_physics(seed, self._read_scene())  # names and roles of the bodies to record
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
@@ -145,19 +149,20 @@ class MetaworldEnv(MujocoEnv):
         self._undo_hooks += [undo_substeps, undo_steps]
 
     def _set_substeps(self, count: int) -> None:
+        # Sets the number of physics substeps per control step.
         self._env.frame_skip = count  # gymnasium's name of the number of substeps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         # Applies one action [4]; returns the observation after it and whether Meta-World reports success. A hook on the
         # simulation records the step. Raises `HostError` before the first reset, and `InvalidActionError` for an action
-        # of a wrong length or with values that are not finite.
+        # of a wrong length or with values that are not finite. The error's text contains `action_meaning`.
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
         return self._observe(vector), self._success
 
     def _advance(self, action: Action) -> tuple[NDArray[np.float64], bool]:
-        # Takes one control step; returns Meta-World's observation [39] and whether the task is solved.
+        # Takes one control step in Meta-World. Returns Meta-World's observation [39] and whether the task is solved.
         vector, _, _, _, outcome = self._env.step(action)
         return vector, bool(outcome["success"])
 
@@ -165,6 +170,7 @@ class MetaworldEnv(MujocoEnv):
         return self._env.model, self._env.data
 
     def _read_scene(self) -> mujoco_recorder.Scene:
+        # Returns the names and roles of the bodies in the task's model, for the recorder.
         return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
@@ -183,7 +189,8 @@ class MetaworldEnv(MujocoEnv):
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
         """Convert Meta-World's observation `vector` [39] to our observation. Resets the setting of `render_next`."""
-        # Without `render_next`, the images are placeholders, which raise an error when they are read.
+        # If `render_next(False)` was called, the images are placeholders, which raise an error when they are read. The
+        # first four numbers of `vector` are the hand's position [m] and the gripper's opening.
         import mujoco
 
         data = self._env.data
@@ -254,6 +261,7 @@ def _read_tasks() -> _MetaworldTasks:
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:
     """Return a suite's tasks in Meta-World's order; raises `HostError` for an unknown suite."""
+    # A task's id is its name in Meta-World. `STILL` is the action that moves nothing.
     table = _read_tasks()
     require_known("Meta-World", "suite", suite, table.suites)
     return tuple(
@@ -298,7 +306,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     The robot is the arm and the mocap body that moves it. Rigidly connected bodies count as one. Freely moving bodies
     and targets are objects. Other moving bodies are links of furniture; links that the goal moves are not tracked.
     """
-    # A link of furniture is a part with a joint, such as a drawer.
+    # A link of furniture is a part with a joint, such as a drawer. `rules.targets` names the task's target bodies, and
+    # `rules.moves` names a fixture with a part that must move (None = no such fixture).
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]

@@ -77,6 +77,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        # `wants` lists what observations must contain. `still` is the action that moves nothing, so its length is the
+        # number of values in an action.
         super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True  # whether the next step renders camera images
         self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
@@ -95,10 +97,12 @@ class MujocoEnv(RecordedEnv[Recorder]):
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
+        # Returns which entries of the recorded state are positions and rotations, by name.
         model, _ = self._model_and_data()
         return model_coordinates(model, self._read_scene().body_name)
 
     def render_next(self, wanted: bool) -> None:
+        # Sets whether the next step renders camera images.
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
@@ -123,6 +127,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
         # A `Scene` holds what the recorder must know about the model. Only its `apart_substeps` depends on the changes.
+        # `_undo_hooks` are functions that are called when recording stops.
         change = seed.change or PhysicsChange()  # the default changes nothing
         model, data = self._model_and_data()
         # The last argument seeds the random directions in which objects are shifted.
@@ -173,10 +178,12 @@ class RobosuiteEnv(MujocoEnv):
         self._undo_speed_up: Undo | None = None  # removes the speed-up; None if it is not applied
 
     def run_fast(self, wanted: bool) -> None:
+        # Sets whether episodes after the next reset skip robosuite's redundant computations.
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
         # Applies or removes the speed-up of robosuite, as `run_fast` requested. It skips redundant computations.
+        # `_undo_speed_up` removes the speed-up; None if it is not applied.
         if self._is_fast and self._undo_speed_up is None:
             self._undo_speed_up = speed_up(self._robosuite_env())
         elif not self._is_fast and self._undo_speed_up is not None:
@@ -226,8 +233,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _replace_env(self, make_env: Callable[[], Any], *, is_seen: bool) -> Any:
-        # Closes robosuite's environment, and returns a new one, which the caller must reset. `is_seen` says whether the
-        # policy gets the observation of that reset.
+        # Closes robosuite's environment, and returns a new one from `make_env()`, which the caller must reset.
+        # `is_seen` says whether the policy gets the observation of that reset.
         self.close()
         self._env, self._undo_speed_up = make_env(), None
         self._set_speed()
@@ -251,6 +258,7 @@ class RobosuiteEnv(MujocoEnv):
         """Return a reader of the current scene's ground truth."""
 
     def _set_substeps(self, count: int) -> None:
+        # Sets the number of physics substeps per control step.
         env = self._robosuite_env()
         # robosuite rounds `control_timestep / model_timestep` down to get the number of substeps per control step. So
         # the time step [s] is the next smaller float, which makes sure that the quotient is not below `count`.
@@ -280,7 +288,8 @@ class RobosuiteEnv(MujocoEnv):
             self._gate.set_open(step >= seed.wait_steps - 1)  # render in each step that may be the last settling step
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
-        # Changes of physics apply from record 0 on. `scene` has the names and roles of the bodies to record.
+        # Changes of physics apply from record 0 on. `scene` has the names and roles of the bodies to record. The
+        # recorder runs after each call of the simulation's method `substep_method`, which ends a physics substep.
         scene = self._change_physics(seed, self._read_scene())
         simulation, task_id = self._robosuite_env().sim, self.task.task_id
         self._recorder, detach = attach_recorder(
@@ -292,7 +301,9 @@ class RobosuiteEnv(MujocoEnv):
 
     def _observe(self, raw: RawObservation) -> Observation:
         # Converts robosuite's observation `raw`, a mapping from names to arrays, to the observation for the policy.
+        # `_privileged` reads the true poses and sizes; None unless the policy wants them.
         # `joint_values` holds the additional quantities that the policy requests, such as joint positions.
+        # `_JOINT_READINGS` maps their names to robosuite's keys.
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
         joint_values = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
@@ -328,6 +339,7 @@ class RobosuiteEnv(MujocoEnv):
         return {}
 
     def _read_simulation(self) -> dict[str, object]:
+        # Returns facts about how the simulator runs, such as its renderer, for the record's header.
         return read_simulation(self._robosuite_env())
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:

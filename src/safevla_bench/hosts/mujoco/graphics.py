@@ -45,6 +45,8 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. An import error becomes a `HostError` with a remedy: `install`
     if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, otherwise a reinstallation.
     """
+    # `simulator` is the simulator's name in error messages, and `install` is the command that installs it. The patch at
+    # the end chooses the EGL device again whenever robosuite makes a display after the import.
     _use_writable_caches()
     try:
         with egl_device() if by_egl else nullcontext(), _without_log_file():
@@ -202,7 +204,7 @@ def _list_devices() -> tuple[EglDevice, ...]:
     for handle in handles[: count.value]:
         has_ordinal = query_number(handle, _CUDA_DEVICE, ctypes.byref(ordinal))  # this writes to `ordinal`
         extensions = query_text(handle, _EXTENSIONS) or b""
-        devices.append(EglDevice(ordinal.value if has_ordinal else None, b"software" in extensions))
+        devices.append(EglDevice(cuda=ordinal.value if has_ordinal else None, is_software=b"software" in extensions))
     return tuple(devices)
 
 

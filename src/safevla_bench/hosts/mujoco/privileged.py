@@ -35,6 +35,8 @@ class ScenePrivileged:
         sites: Mapping[str, Floats],
     ) -> None:
         """Measure sizes in the pose of `data`. `sites` maps a goal site's name to an array view [3] of its position."""
+        # `scene` has the recorded name of each MuJoCo body, and roles by name. `goal` has predicates, such as ("on",
+        # "cube", "plate").
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         bodies_of_name: dict[str, tuple[int, ...]] = {}
@@ -54,6 +56,9 @@ class ScenePrivileged:
 
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
+        # `_root_body` maps each body's name to its MuJoCo id. `_boxes` maps it to half extents and center [3] of a box,
+        # and `_pieces` to a box for each geom, all measured once. `_sites` has views of MuJoCo's positions, [3] each.
+        # `_hand` has the ids of the bodies of hand and fingers.
         data = self._data
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root_body.items()},

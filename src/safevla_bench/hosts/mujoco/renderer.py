@@ -49,6 +49,8 @@ class Renderer:
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
         """Set the model's picture size and shadows, and make a context; raise `HostError` if rendering fails."""
+        # `size` is the maximum (height, width) of pictures. `appearance` says which groups of geoms are drawn, whether
+        # sites are drawn, and which cameras are mounted upside down (`turned`).
         import mujoco
 
         self.size = size
@@ -78,6 +80,7 @@ class Renderer:
         """
         import mujoco
 
+        # `_option` says which geoms and sites are drawn.
         self._is_upside_down = camera.lookat_m is None and camera.name in self._upside_down_cameras
         view, all_categories = mujoco.MjvCamera(), mujoco.mjtCatBit.mjCAT_ALL
         if camera.lookat_m is None:  # a camera of the model; otherwise, a free camera
@@ -162,7 +165,7 @@ class CameraGate:
             return  # installed already
 
         def gate_sensor(sensor: _Sensor) -> _Sensor:
-            # Returns a sensor that renders only while the gate is open.
+            # Returns a sensor that renders only while the gate is open, and else returns a black picture (`_blank`).
             @wraps(sensor)  # keeps robosuite's attribute for the sensor's modality
             def sample(cache: Mapping[str, Any]) -> Any:
                 # To find a new sensor's shape, robosuite calls the sensor with an empty cache instead of `_obs_cache`.

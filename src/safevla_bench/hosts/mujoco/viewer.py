@@ -58,7 +58,7 @@ class MujocoStage(stage.Stage):
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
         compute it. Raises `HostError` if the record's states are missing or belong to another model.
         """
-        # `camera` is the default camera's name.
+        # `camera` is the default camera's name. `arm` gets the name of the body that each joint of the arms moves.
         import mujoco
 
         self._model, self._data, self._scene = model, mujoco.MjData(model), scene
@@ -124,7 +124,8 @@ class MujocoStage(stage.Stage):
         """Return the model's visible shapes, and its default camera at record 0. `stand_ins` maps the name of each body
         without visible geoms to the ids of the bodies that are shown instead.
         """
-        # If a body has no visible geom, the ids to show belong to bodies with other names.
+        # If a body has no visible geom, the ids to show belong to bodies with other names. `_scene.body_name` has the
+        # recorded name of each MuJoCo body.
         self._set_record(0)
         ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
@@ -134,6 +135,7 @@ class MujocoStage(stage.Stage):
     def pose(self, record: int) -> stage.ScenePose:
         """Return the poses of the model's bodies in one record, and the contacts between the bodies."""
         self._set_record(record)
+        # MuJoCo's `xpos` and `xquat` are the poses of all bodies.
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
@@ -167,7 +169,8 @@ class MujocoStage(stage.Stage):
         mujoco.mj_forward(model, data)
 
     def _position_error_m(self, record: int) -> float:
-        # Returns the sum of the distances between current and recorded positions of the tracked bodies.
+        # Returns the sum of the distances [m] between current and recorded positions of the tracked bodies.
+        # `_recorded_pos_m` maps their names to positions in all records, [records, 3].
         current_pos_m = self._current_positions()
         errors_m = [
             np.linalg.norm(current_pos_m[name] - path_m[record])
@@ -178,6 +181,7 @@ class MujocoStage(stage.Stage):
 
     def _current_positions(self) -> Mapping[str, Floats]:
         # Returns positions as in records: the origin of an object's frame, and the center of mass of a fixture's link.
+        # `objects` and `links` map names to ids of bodies. A position is [3] in m, in the world frame.
         objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
@@ -208,6 +212,7 @@ class MujocoStage(stage.Stage):
 
     def _body_ids(self, name: str) -> list[int]:
         # Returns the ids of all bodies of the model with this recorded name; raises `HostError` if there are none.
+        # `_scene.body_name` has the recorded name of each MuJoCo body.
         bodies = [body for body, recorded_name in enumerate(self._scene.body_name) if recorded_name == name]
         if not bodies:
             problem = f"the model has no body {name!r}"
@@ -216,7 +221,7 @@ class MujocoStage(stage.Stage):
 
     def _visible_body_ids(self, name: str) -> list[int]:
         # Returns the ids of the bodies that pictures show for a recorded body. If the body has no visible geoms, these
-        # are bodies attached to it or an ancestor.
+        # are bodies attached to it or an ancestor. `groups` are the groups of geoms that pictures show.
         return self._shown_body_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
@@ -257,7 +262,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     if header.env_seed is None or header.init_state_index is None:
         recorded_start = _read_recorded_start(episode)  # None if the record has no such start
         if recorded_start is not None:
-            return EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=recorded_start)
+            return EpisodeSeed(init_state_index=0, env_seed=header.env_seed or 0, wait_steps=0, recorded=recorded_start)
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
         remedy = "The seed and the index determine poses that `sim_state` lacks, such as the poses of fixtures. "
         remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
@@ -281,7 +286,7 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
         return None
     fixtures = tuple((name, tuple(pose.tolist())) for name, pose in poses.items())
     name, source = str(replay.get("episode")), str(replay.get("source"))  # "None" if the record is not a replay
-    return RecordedEpisode(name, source, len(states) - 1, tuple(states[0].tolist()), fixtures=fixtures)
+    return RecordedEpisode(name, source, steps=len(states) - 1, state=tuple(states[0].tolist()), fixtures=fixtures)
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:

@@ -87,8 +87,9 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Map each package whose version differs to a pair: the protocol's version and the installed version. An
         unknown version does not count as different.
         """
-        # `host` is a simulator's name, and `installed` maps distributions to versions. An expected version `<1.2` means
-        # any version below 1.2. Some packages are installed by a distribution with another name, but the same code.
+        # `host` is a simulator's name, and `installed` maps distributions to versions. `simulator` maps hosts to the
+        # expected versions by package. `<1.2` means any version below 1.2, and `UNKNOWN_SOURCE` is the text for an
+        # unknown version. Some packages are installed by a distribution with another name, but the same code.
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
             distribution = package if package in installed else REPACKAGED.get(package, package)

@@ -70,11 +70,14 @@ class RobocasaHost(environment.MujocoHost):
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS)
 
     def __init__(self, split: str = SPLITS[0], horizons: str = HORIZONS[0]) -> None:
+        # `split` names a set of kitchens, and `horizons` names the release that defines the limits of steps. Each check
+        # raises `HostError` for an unknown name.
         require_known("RoboCasa", "split", split, SPLITS)
         require_known("RoboCasa", "horizons", horizons, HORIZONS)
         self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
+        # Returns the names of the suites in this package's table of RoboCasa's tasks.
         return tuple(read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
@@ -164,14 +167,17 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
+        # Simulates one control step. Returns robosuite's observation and whether the task is solved.
         raw, reward, _, _ = self._robosuite_env().step(action)
         return raw, bool(reward)  # the reward is 1 if the task is solved, else 0
 
     def _read_scene(self) -> Scene:
-        # The goal determines the target object and the fixture that must move.
+        # Returns the names and roles of the kitchen's bodies. The goal determines the target object and the fixture
+        # that must move.
         return robocasa.read_scene(self._robosuite_env(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
+        # Returns a reader of the kitchen's true poses and sizes, for policies that want them.
         return view_privileged(self._robosuite_env(), scene, self._goal)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -184,7 +190,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
     def _extra_fields(self) -> dict[str, object]:
         # Returns the host's entries for the record. The header field `robocasa` has the values from which the same
         # kitchen can be built again. A mark is added if the assets are placeholders, not the official ones.
-        assert self._start is not None  # a reset has set it
+        assert self._start is not None  # the split, layout, style and seed of the kitchen, which a reset has set
         fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._episode_meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
@@ -195,6 +201,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return self._episode_meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # Returns the mobile base's position [3] in m and quaternion wxyz [4], world frame.
         return np.array(raw["robot0_base_pos"], dtype=np.float64), environment.to_wxyz(raw["robot0_base_quat"])
 
 
@@ -238,7 +245,9 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
 
 @cache
 def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
-    # Returns the (layout, style) pairs of a split in the order of episodes: see the module's docstring.
+    # Returns the (layout, style) pairs of a split, in the order of episodes. The split `target` has ten pairs of equal
+    # numbers. The other split uses every pair of fifty layouts and styles, in rounds of one pair per layout: each round
+    # gives each layout the next style.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
     count = len(_PRETRAIN_SCENES)  # number of layouts, of styles, and of rounds
@@ -324,6 +333,7 @@ def assets() -> Path:
 
 def make_kitchen(task: Task, start: Kitchen, wants: Wants) -> KitchenEnv:
     """Return RoboCasa's environment for one episode, before its reset; with a renderer only if cameras are wanted."""
+    # The start has the layout, style, split and seed of the kitchen. PandaOmron is robosuite's name of the robot.
     return task_class(task)(
         **environment.env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],

@@ -63,6 +63,8 @@ class RobosuiteHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
+        # Returns a new environment of one task. `wants` lists what the policy wants to observe; `check_wants` raises
+        # `HostError` if the host cannot provide it. `arms` is empty if there is only one arm.
         check_wants(wants, self.supports, "the host robosuite")
         if wants.privileged and task.arms:
             problem = f"{task.name} has several arms, but privileged state needs a single arm"
@@ -80,6 +82,7 @@ class RobosuiteHost(environment.MujocoHost):
 
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages that affect trajectories; raise `HostError` without robosuite 1.5."""
+        # Either one of `_DISTRIBUTIONS` provides robosuite.
         versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # has only installed packages
         installed = [versions[name] for name in _DISTRIBUTIONS if name in versions]
         if not installed:
@@ -142,7 +145,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
-        # A sampler draws the places of objects, `mujoco_objects`, from a range of x and a range of y.
+        # A sampler draws the places of objects, `mujoco_objects`, from a range of x and a range of y. `_goal` has the
+        # predicates of the task's goal, such as ("open", "Door").
         sampler = _require_sampler(self._robosuite_env())
         # A composite sampler has a dict of samplers.
         object_samplers = getattr(sampler, "samplers", {"": sampler}).values()
@@ -173,6 +177,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(min_distances))
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
+        # Simulates one control step. Returns robosuite's observation and whether the task is solved.
         env = self._robosuite_env()
         raw, *_ = env.step(action)
         return raw, bool(env._check_success())
@@ -191,9 +196,11 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
 
     def _read_scene(self) -> Scene:
+        # Returns the names and roles of the bodies in the model. `prefixes` maps arms to prefixes of observation keys.
         return read_scene(self._robosuite_env(), self._goal, self._team.prefixes)
 
     def _arm_prefixes(self) -> Mapping[str, str]:
+        # Maps each arm's name to the prefix of its keys in robosuite's observation; {} if there is only one arm.
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
@@ -228,7 +235,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def arms(self) -> tuple[str, ...]:
-        # The names of the arms; () if there is only one arm, which has no name.
+        # The names of the arms, which are the keys of `prefixes`; () if there is only one arm, which has no name.
         return tuple(self.prefixes)
 
 
@@ -276,7 +283,7 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
         import robosuite  # noqa: F401 - the import defines the classes of robosuite's tasks
-    team = find_team(name)
+    team = find_team(name)  # the kind of robot, the number of robots, and the kind of controller
     options = environment.env_options(team.robot, wants, team.count, team.controller)
     return find_env_class(team.task)(**options, seed=seed)
 
