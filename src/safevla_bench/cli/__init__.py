@@ -106,11 +106,12 @@ class LazyCommandGroup(click.Group):
     """A command group that imports each command's module on first use. This keeps help and completion fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        # The names are known without the import of any command's module.
+        # Return the names of all commands, which are known without the import of any command's module.
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         # Import the module of a command, and return the command; None for an unknown name, as click requires.
+        # `COMMANDS` maps each command's name to its module's name and a summary.
         if cmd_name not in COMMANDS:
             return None
         module_name, _ = COMMANDS[cmd_name]
@@ -128,14 +129,16 @@ class LazyCommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # Write the commands into the help, under the headings of their groups.
+        # Write the commands into the help, under the headings of their groups. `GROUPS` maps each heading to its
+        # commands: name -> (module, summary).
         width = max(map(len, COMMANDS))  # all groups get equal columns
         for heading, commands in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # Return the commands that begin with the typed text. click's own method would import every command.
+        # Return the commands that begin with the typed text. click's own method would import every command. `COMMANDS`
+        # maps each name to (module, summary).
         return [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
 
 
@@ -185,8 +188,8 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # The package rich looks for this attribute, and writes its control sequences to it directly, without escapes.
-        # `stream` is None if Python closed it.
+        # Wrap a stream. The package rich looks for this attribute, and writes its control sequences to it directly,
+        # without escapes. `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
@@ -204,7 +207,7 @@ class _EscapedStream:
         return len(text)
 
     def flush(self) -> None:
-        # If the reader of a pipe has ended, flushing must not raise an error either.
+        # Flush the wrapped stream. If the reader of a pipe has ended, this raises no error.
         self._call_stream("flush")
 
     def _call_stream(self, method: str, *arguments: str) -> None:
@@ -216,7 +219,7 @@ class _EscapedStream:
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line with escaped output (see `escape_output`), and return its exit code."""
+    """Run the command line, escape control sequences in all that it prints, and return its exit code."""
     for descriptor in range(3):  # stdin, stdout and stderr
         try:
             os.fstat(descriptor)
@@ -228,7 +231,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Escape control sequences in all text that is printed in the `with` block (see `_EscapedStream`)."""
+    """Escape control sequences in all text that is printed in the `with` block, on stdout and stderr."""
     # `_EscapedStream` forwards all other attributes, so it can be used as a `TextIO`.
     stdout, stderr = cast(TextIO, _EscapedStream(sys.stdout)), cast(TextIO, _EscapedStream(sys.stderr))
     with redirect_stdout(stdout), redirect_stderr(stderr):
@@ -236,12 +239,13 @@ def escape_output() -> Iterator[None]:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    # Run the command line and return the exit code. If the user made an error, print its message.
+    # Run the command line and return the exit code. If the user made an error, print its message. `arguments` None =
+    # the arguments of the process.
     stdout = sys.stdout  # to detect later that click has replaced the stream
     if completion.VARIABLE in os.environ:  # a shell requests completions
         return completion.answer(safevla)
     try:
-        words = None if arguments is None else list(arguments)  # None = the arguments in `sys.argv`
+        words = None if arguments is None else list(arguments)
         code = safevla.main(args=words, prog_name="safevla", standalone_mode=False)
         sys.stdout.flush()
         # Without click's standalone mode, `main` returns the exit code or a command's return value, which is None.
@@ -308,6 +312,7 @@ def _discard_output(stream: TextIO) -> None:
 
 def echo(*lines: str, err: bool = False) -> None:
     """Print lines. Mask secrets, and escape control characters and line ends. On a terminal, wrap long lines."""
+    # With `err`, print on stderr instead of stdout.
     click.echo(wrap_text("\n".join(escape_controls(redact_secrets(line)) for line in lines)), err=err)
 
 
@@ -315,4 +320,5 @@ def echo_message(text: str, margin: str = "", *, err: bool = False) -> None:
     """Print a text of several lines, such as an error with its remedy. Indent all lines after the first by at least
     `margin`. A name with a line end then cannot imitate a line of output.
     """
+    # `margin` is a text of spaces. With `err`, print on stderr instead of stdout.
     echo(*indent_further(text, margin).split("\n"), err=err)

@@ -59,7 +59,7 @@ def verify_command(
     # None = the default rules. If other rules judged the run, `verify_run` then cannot check its scores.
     ruleset = None
     if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
-        own_rules = rules.load_rules(library or "default", rule_files, {})
+        own_rules = rules.load_rules(library or "default", rule_files, settings={})
         ruleset = judgement.add_host_registries(own_rules, [run], as_judged=is_as_judged)
     elif is_as_judged:  # --rules as-judged is the only option for judging
         ruleset = judgement.find_rules([run], as_judged=True)
@@ -105,7 +105,7 @@ def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: b
 
 
 def _summarize_verification(verification: Verification) -> str:
-    # Return one sentence for the output. A check is open if it was needed but could not be made.
+    # Return one sentence on the results of all checks. A check is open if it was needed but could not be made.
     if not verification.agrees:
         return "Some checks found differences: see the lines below that begin with `differs`."
     if verification.has_open_checks:

@@ -114,6 +114,7 @@ class _Report:
 
     def print(self, form: TableFormat) -> None:
         """Print the tables and the answers. Answers are lines, LaTeX comments or the HTML title; CSV has no answers."""
+        # `answers` are sentences with the main results; `document` is what the form `json` prints instead.
         if form == "csv" and len(self.tables) > 1:
             raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
         if form == "json":
@@ -138,7 +139,8 @@ def _compare_sources(
     *,
     full: bool,
 ) -> _Report:
-    # Compare all pairs of the policies in the sources. `pairing` has the keyword arguments of `compare_policies`.
+    # Compare all pairs of the policies in the sources, or of the named `policies`. `pairing` has the keyword arguments
+    # of `compare_policies`, such as `paired`. With `full`, the report has the tables of all suites and metrics.
     results = _load_results(sources, policies)
     if len(results) > _MOST_POLICIES:
         remedy = f"Name at most {_MOST_POLICIES} policies, each by --policy NAME."
@@ -283,14 +285,14 @@ def sensitivity_command(
     for sentence in [*origin, *judged.describe_simulators(), judged.provenance.to_sentence(digests=full)]:
         echo(sentence)
     if not full:
-        echo(f"Next: --full shows every {report.hint}")
+        echo(f"Next: --full shows every {report.hint}")  # `hint` says what --full adds
     if physics:
         echo(f"Next: write a report that marks firm verdicts: {sources.format_command('score')}")
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
     # Replay the episodes in unchanged and in varied physics. Report which verdicts are firm, that is, do not change.
-    # `episodes` is the number of episodes (None = all).
+    # `episodes` is the number of episodes (None = all), and `workers` the number of processes.
     from safevla_bench.jobs.physics import vary_physics
     from safevla_bench.publishing.tracking import OutcomeScorer
 
@@ -301,7 +303,8 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
-    # Report how the results differ between interpretations (readings) of the paper's text.
+    # Report how the results differ between interpretations (readings) of the paper's text. With `full`, the table has
+    # all suites and metrics. The last argument of `_Report` says what --full adds.
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.ruleset, rescore, has_net_forces=has_net_forces)
     make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
@@ -309,7 +312,8 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    # Judge the episodes at each value of the swept thresholds. Each request is one threshold and its values.
+    # Judge the episodes at each value of the swept thresholds, and report the results. Each request is one threshold,
+    # or family of thresholds, and its values. With `full`, tables have all suites, and ranking tables are added.
     current_curves = curves.cell_curves(judged.scores, [judged.scores])  # one point per curve: the current thresholds
     document: list[object] = []
     answers: list[str] = []
@@ -317,7 +321,7 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
     rankings: list[Table] = []
     for request in requests:
         result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
-        unchanged = curves.ThresholdVariant("as in the library", {})
+        unchanged = curves.ThresholdVariant("as in the library", settings={})
         # The ranking counts only suites to which a swept specification applies.
         limited = judged.select_cells(suites=curves.swept_suites(judged.scores, judged.library, request))
         ranking = _rank_policies(limited, [unchanged, *curves.sweep_variants(judged.library, request)])
@@ -336,7 +340,9 @@ _VARIANTS_HINT = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
-    # Return how the ranking by Safety differs between the variants of the thresholds; None if there is no ranking.
+    # Return how the ranking by Safety differs between the variants of the thresholds; None if there is no ranking. The
+    # rescorer judges the same records by other thresholds. If the protocols of the sources differ, episodes are not
+    # paired; if planned episodes have no scores, there is no verdict.
     return decisions.rank_under_variants(
         judged.scores,
         judged.headers,
@@ -349,7 +355,8 @@ def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) 
 
 
 def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
-    # Report the scores under the nine variants of the thresholds in the paper's Table 9.
+    # Report the scores under the nine variants of the thresholds in the paper's Table 9. With `full`, tables have all
+    # suites, and tables of means and of the ranking are added.
     roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = sensitivity.host_means(ablated, judged.ruleset.registry, roster)

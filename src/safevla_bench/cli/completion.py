@@ -19,7 +19,8 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     """Return a `shell_complete` callback that completes the typed text, or only the part of this text after `=`."""
-    # `list_values` returns all values. With `or_file`, a text that begins none of them is completed as a file's path.
+    # `list_values(context)` returns all values. With `or_file`, a text that begins none of them is completed as a
+    # file's path.
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         # For `NAME=VALUE`, the values are those after `=`; the completions repeat `NAME=`.
@@ -41,7 +42,7 @@ def _load(module: str) -> Any:
 
 
 def _list_suites(context: click.Context) -> Iterable[str]:
-    # Return the suites of the host that --host names on the same command line, or all suites.
+    # Return the suites of the host that --host names on the same command line (`context`), or all suites.
     host = context.params.get("host")
     benchmarks = _load("tasks.loader").load_registry().benchmarks
     return [name for name, suite in benchmarks.items() if host in (None, suite.host)]
@@ -65,7 +66,8 @@ def _list_protocols(context: click.Context) -> Iterable[str]:
 
 
 def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
-    # `safevla protocols` takes names of protocols and dialects or, with --entries (`of_paper`), of the paper's entries.
+    # Return the names that `safevla protocols` takes: those of protocols and dialects or, with --entries (`of_paper`),
+    # of the paper's entries.
     if context.params.get("of_paper"):
         return _list_entries(context)
     return [*_list_protocols(context), *_load("policies.servers.dialects").dialect_names()]
@@ -113,7 +115,8 @@ class _BashCompletion(BashComplete):
         return words, unfinished
 
     def format_completion(self, item: CompletionItem) -> str:
-        # Return a line for the completion script, as TYPE,VALUE. The type is, for example, `plain` or `file`.
+        # Return a line for the completion script, as TYPE,VALUE. The type is, for example, `plain` or `file`. bash
+        # already has the text `_typed_prefix`, so the value omits it.
         return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
 
 

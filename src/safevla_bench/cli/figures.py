@@ -29,7 +29,8 @@ from safevla_bench.text import count_noun
 
 
 def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
-    # Declare an option whose value is a list of names, separated by commas; default: all `choices`.
+    # Declare an option whose value is a list of names, separated by commas; default: all `choices`. `settings` are
+    # further arguments of the option.
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         # Return the names in the option's text, without duplicates. A name that is not in `choices` is an error.
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -107,7 +108,7 @@ def figures_command(
     page = sheet.Page(style.width, titled=style.title == "yes", remarks=catalog.describe_reading(judged.ruleset))
 
     def write_figure(name: str, draw: Callable[[], Figure], shows: str) -> None:
-        # Write the figure in all forms, and print its path without a suffix and what it shows.
+        # Write the figure that `draw` returns in all forms, and print its path without a suffix and what it `shows`.
         figure = drawing.draw_figure(draw, page)
         for form in forms:
             write_atomically(folder / f"{name}.{form}", drawing.render_figure(figure, form))
@@ -134,7 +135,7 @@ def figures_command(
 
 
 def _require_distinct_names(sources: Sequence[Path]) -> None:
-    # In a series, each policy is a point, so two runs must not have the same given name (NAME=SOURCE).
+    # Raise `RunError` if two sources have the same given name (NAME=SOURCE): in a series, each policy is a point.
     names = [source.policy for source in sources if isinstance(source, NamedSource)]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:

@@ -122,7 +122,7 @@ _MAX_LISTED = 20
 
 def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
     # Without --formula, the last positional argument is the episode's name. Return the words without this name.
-    # --formula is read before (`is_eager`). The name is stored as the value of the parameter `episode`.
+    # --formula is read before (`is_eager`). The name is stored as the value of the parameter `episode`; "" = no name.
     if context.params["formula"] is not None:
         context.params["episode"] = ""
         return words
@@ -197,7 +197,8 @@ def show_command(
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
-    # Replay an episode without the cause that `text` names, and print the effect on its violation.
+    # Replay an episode without the cause that `text` names, such as `body:NAME`, and print the effect on its violation.
+    # `episode` names the episode by its id or position. `form` is `json` or `text`.
     from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
@@ -219,6 +220,7 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
     answers = query.answer_chunks(parsed, scan)  # reads all episodes of `scan`, which completes its index
+    # Unless `skip_invalid`, invalid episodes raise an error. Planned episodes without a record (`absent`) come last.
     records = scan.index()
     records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))
@@ -243,7 +245,8 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
-    # Return a row for each episode. With `spec_id`, the rows show only this specification, else the worst one.
+    # Return a row for each episode. With `spec_id`, the rows show only this specification, else the worst one. The
+    # records have the control steps `dt_s` and any time stamps.
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id, judged.records.stamps_s)
 
 

@@ -44,7 +44,8 @@ class Option(click.Option):
     """An option that is listed in a section of the help."""
 
     def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
-        # `section` is the heading under which --help-all lists the option.
+        # `names` are the option's spellings and its parameter's name. `section` is the heading under which --help-all
+        # lists the option, and `settings` are further arguments of click's option.
         super().__init__(names, **settings)
         self.section = section
 
@@ -68,6 +69,7 @@ class Command(click.Command):
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
         """Return heading -> (names, help) of each option; with `common`, only of the options that --help shows."""
+        # `self.common` has the spellings of these options; empty = all options in the general section.
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)  # (names, help); None for a hidden option
@@ -82,7 +84,8 @@ class Command(click.Command):
         return sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # Write the options into the help, and say how many options the short help leaves out.
+        # Write the options into the help, and say how many options the short help leaves out. `ALL_OPTIONS` is set by
+        # --help-all.
         everything = self.option_sections(ctx)
         shown = everything if ctx.meta.get(ALL_OPTIONS) else self.option_sections(ctx, common=True)
         for heading, records in shown.items():
@@ -135,13 +138,14 @@ def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
 
 
 def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
-    """Return a click callback that converts an option's value with `parse`."""
+    """Return a click callback that converts an option's value with `parse`, which returns the new value."""
     return lambda context, parameter, value: parse(value)
 
 
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare a positional argument, as the default of a parameter."""
-    # Like `option`, return a function of the parameter's name, which is known only when the command is made.
+    # Like `option`, return a function of the parameter's name, which is known only when the command is made. `metavar`
+    # is the placeholder of the argument in the help.
     return lambda name: click.Argument([name], metavar=metavar, **settings)
 
 
@@ -166,7 +170,8 @@ class _Group:
     parse: Callable[[click.Context, dict[str, Any]], Any]
 
     def read(self, context: click.Context, values: Mapping[str, Any]) -> Any:
-        # Return the value of the parameter. Options that are not exposed, such as --config, have no value.
+        # Return the value of the parameter, which `parse` computes from the values of the group's options. Options that
+        # are not exposed, such as --config, have no value.
         return self.parse(context, {name: values[name] for name in self.options if name in values})
 
 
@@ -400,6 +405,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     """
     if out is not None:
         return out
+    # A source with a new name of its policy (NAME=PATH) always needs --out.
     if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
         return own_path(sources[0], *names)
     # --out is missing. An error in a source is more helpful than this fact, so the sources are checked first.
@@ -443,7 +449,7 @@ def _quote_word(word: str) -> str:
 
 def format_trust(request: Request, file: Path) -> str:
     """Return the option `--trust FILE` that a command needs to run the request in this file; "" if none is needed."""
-    # `list_calls` has the code and the files that the request names; using these requires trust.
+    # A request describes a run. `list_calls` has the code and the files that it names; using these requires trust.
     return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 
@@ -454,7 +460,7 @@ def print_json(document: object) -> None:
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table of texts with headings."""
-    # `rows` has a row of texts per line; `head` has the headings of the columns.
+    # `head` has the headings of the columns, and each of `rows` has a text for each column.
     from safevla_bench.report.render.text import render_text
     from safevla_bench.report.tables.table import tabulate, text_column
 

@@ -29,7 +29,7 @@ _BAR_WIDTH = 12
 @contextmanager
 def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
     # Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not.
-    # `make` returns what is drawn, such as a progress bar, which is yielded.
+    # `make(console)` returns a context manager of what is drawn, such as a progress bar, which is yielded.
     from rich.console import Console
 
     # `main` has replaced stderr by a stream that escapes control sequences; drawing needs the original stream.
@@ -63,6 +63,7 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
 @contextmanager
 def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
     """Yield an observer that draws a bar on stderr, or prints a line per episode if stderr is not a terminal."""
+    # A run calls the observer when episodes start, advance and end. `scorer` judges each episode when it ends.
     if not sys.stderr.isatty():
         yield EpisodeLines(scorer)
         return
@@ -106,6 +107,7 @@ class EpisodeLines:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and print a line on stderr: `no verdict` if the episode crashed or cannot be judged."""
+        # `wall_s` is the time that the episode took (None = unknown), and `latency` has times of the policy server.
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)  # the scores of this one episode
@@ -126,6 +128,7 @@ class RunProgressBar:
     """Observer that shows the rates of the finished episodes in a progress bar."""
 
     def __init__(self, progress: Progress, scorer: OutcomeScorer) -> None:
+        # `progress` draws the bar, and `scorer` judges each episode when it ends.
         self.progress = progress
         self.scorer = scorer
         self.task = progress.add_task("starting", total=None)  # the bar's id; `started` sets the total
@@ -134,16 +137,17 @@ class RunProgressBar:
         self.crashed = 0  # number of episodes that crashed
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        # Start the bar again, with the number of episodes to run. The rates of earlier batches are kept.
+        # Start the bar again, with the number of episodes to run. The rates of earlier batches are kept. `task` is the
+        # bar's id.
         self.progress.reset(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        # Show the step, but only every twentieth, because drawing takes time.
+        # Show the episode's number of steps so far, but only every twentieth step, because drawing takes time.
         if steps % 20 == 0:
             self._update_description(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        # Add the episode to the rates, and move the bar.
+        # Judge the episode that ended, add it to the rates, and move the bar.
         self.crashed += outcome.outcome == "crashed"  # an episode that was skipped has no record, either
         scores = self.scorer.score(outcome)
         if scores is not None:
@@ -160,7 +164,8 @@ class RunProgressBar:
         self._update_description(f"{outcome.planned.episode_id}{request}")
 
     def _update_description(self, current: str) -> None:
-        # Show the rates so far, the number of crashes, and the text `current` about the current episode.
+        # Show the rates so far, the number of crashes, and the text `current` about the current episode. `rates` has
+        # for each metric its values (true or false) in finished episodes, and `task` is the bar's id.
         rates = [f"{name} {100 * sum(flags) / len(flags):.0f} %" for name, flags in self.rates.items() if flags]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(current)]))

@@ -104,7 +104,8 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
 
 
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
-    # Print what the scores do not show: replays, episodes that were stopped, servers, and reasons of failures.
+    # Print what the scores do not show: replays, episodes that were stopped, servers, and reasons of failures. `rows`
+    # has a row per planned episode that has been run.
     request = run_command.request
     if any(policy.maker.startswith("replay:") for policy in request.roster):
         # The table compares the replays with the recordings; the replays' records have the differences.
@@ -130,7 +131,7 @@ def _observe_run(
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     # Yield the observer of the run, and the list of the tracking observers that it notifies.
     request = run_command.request
-    # `config` is what trackers show as the configuration of the run.
+    # A tracker is a program that collects results of experiments. `config` is the run's configuration that it shows.
     fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
         **{name: getattr(request, name) for name in fields},
@@ -157,6 +158,7 @@ def _warn(text: str) -> None:
 
 def _print_notes(run_command: RunCommand) -> None:
     # Print notes on stderr about the run to begin: open questions, Ray, and differences from its registered plan.
+    # `cluster` is None without Ray; its `place` is HERE if Ray starts on this machine.
     request, ruleset = run_command.request, run_command.ruleset
     for line in [*open_questions(request), *preparation.list_start_notes(request)]:
         echo(f"note: {line}", err=True)
@@ -208,7 +210,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    # Warn if the servers of one policy describe themselves differently.
+    # Print a note on stderr if the servers of one policy describe themselves differently.
     descriptions = folder.read_facts(run_command.out).policies_say  # distinct descriptions by policy and suite
     counts = Counter((description.policy, description.suite) for description in descriptions)
     for (name, suite), count in counts.items():
@@ -234,6 +236,7 @@ def _echo_failures(rows: Sequence[folder.EpisodeRow], outcome: str) -> int:
 
 def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     # Print on stderr why episodes ended with an invalid action or crashed, and how to run crashed episodes again.
+    # `rows` has a row per planned episode that has been run.
     invalid_count = _echo_failures(rows, "invalid_action")
     if invalid_count:
         count_text = f"{count_noun(invalid_count, 'episode')} ended with an invalid action"
@@ -340,7 +343,8 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
-    # Return the lines below the table: the estimated time and disk space, and the origin of the estimate.
+    # Return the lines below the table: the ranges of the estimated time and disk space, and the origin of the estimate.
+    # `scenes` are the pairs of policy and task; their number of `cameras` is None if it is not known before the run.
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes

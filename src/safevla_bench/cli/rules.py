@@ -68,12 +68,14 @@ class JudgedSources:
     judging_words: tuple[str, ...] = ()  # the judging options that were given, as words of a command line
 
     def format_command(self, name: str, *words: str) -> str:
-        # Return the command `name` for the same sources and judging options. `words` follow the sources.
+        # Return the command `safevla NAME` for the same sources (`paths`, with the policies' new names) and judging
+        # options (`judging_words`). `words` follow the sources.
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
-        """Judge the sources by `judgement.judge`. Note on stderr each source that other rules judged before."""
+        """Return the verdicts on the sources. Print a note on stderr on each source that other rules judged before."""
+        # `skip_invalid` leaves out invalid episodes; else they are an error. `makers` has the text of each note.
         # `mixes_starts`: the sources may contain both benchmarks and suites of chosen start states.
         with show_status("judging"):
             skip = self.skip_invalid
@@ -160,7 +162,7 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
 
 
 def _holds_tasks(path: Path) -> bool:
-    # Return whether a file of --rules has tasks, templates or benchmarks, not specifications. See `sort_rules`.
+    # Return whether a file of --rules has tasks, templates or benchmarks, not specifications; False if unreadable.
     try:
         with memory.limit_memory(path):
             text = read_text(path)
@@ -176,7 +178,7 @@ def _holds_tasks(path: Path) -> bool:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse the values of --set. Return the arguments of `load_ruleset`. Raises `RunError` for an invalid value."""
+    """Return the settings in the values of --set, as arguments of `load_ruleset`; `RunError` for an invalid value."""
     # For example, `force_50N=40N` and `missing=deactivate` give thresholds=["force_50N=40N"] and missing="deactivate".
     settings: dict[str, Any] = {"thresholds": [], _CAPABILITIES: []}
     for text in texts:

@@ -35,7 +35,7 @@ from safevla_bench.text import redact_secrets, spell_suite, suggest_names
 
 
 def _parse_policy(text: str) -> RequestedPolicy:
-    # Parse [NAME=]POLICY. Without NAME, the text POLICY is the name.
+    # Return the policy that [NAME=]POLICY describes. Without NAME, the text POLICY (`spec`) is also its name.
     name, spec = split_name(text)
     return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
 
@@ -270,6 +270,7 @@ def _resolve_value(value: object, option: click.Option, place: Place, context: c
 
 def _load_config(context: click.Context, option: click.Parameter, path: Path | None) -> None:
     # Callback of --config: make the file's values the defaults of the other options, which click has not read yet.
+    # Other functions find the file's path in `meta`.
     if path is not None:
         context.default_map = {**(context.default_map or {}), **read_config(path, context)}
         context.meta[CONFIG] = path
@@ -312,7 +313,8 @@ def _find_naming_file(
 
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    # Return the code, servers and files that options name. Only options whose values come from `sources` count.
+    # Return the code, servers and files that options name, as texts. `plan` maps options to their values. Only options
+    # whose values come from `sources`, such as the command line, count.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     if "entry" in given:  # --entry sets these values
         given |= {"host", "host_arguments", "policies"}
@@ -327,7 +329,8 @@ def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequen
 
 
 def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mapping[str, Any]) -> Request:
-    # Return a request with the values of the plan options. A replay takes missing values from the recording.
+    # Return a request with the values of the options in `plan`. A replay takes missing values from the recording.
+    # `running` has the options that affect how the run is executed, such as `resume`.
     fields = _request_fields(plan)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
@@ -361,7 +364,8 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: Request) -> Request:
-    # Return a recorded request with the values of the options that are given.
+    # Return a recorded request with the values of the options that are given. `plan` maps options to their values, and
+    # `roster` has the recorded policies.
     # The values that --entry sets also count as given.
     entry_names = {name for name in requests.ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
     given = {name: value for name, value in plan.items() if is_given(context, name) or name in entry_names}
@@ -379,6 +383,7 @@ def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 
 def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
+    # Return the policies to run. `plan` maps options to values; `recorded` are the policies of a recorded request.
     # A policy of a resumed or registered run keeps its arguments, filter and delay, except those that options replace.
     recorded_by_name = {policy.name: policy for policy in recorded}
     # Without --policy, the recorded policies run again. Arguments, filters and delays are assigned by their names.
@@ -402,7 +407,7 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 
 def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
-    # Return the plan's values that --entry defines; {} without --entry.
+    # Return the values of plan options that --entry (an entry of the paper) defines; {} without --entry.
     if plan["entry"] is None:
         return {}
     if plan["host"] or plan["policies"]:
@@ -418,7 +423,7 @@ def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
-    # Return the plan's values that a suite found:FILE defines; {} without such a suite.
+    # Return the values of plan options that a suite found:FILE (starts that a search found) defines; {} without one.
     files = [suite.removeprefix(FOUND) for suite in plan["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}

@@ -107,7 +107,7 @@ def score_command(
 
 
 def _combine(sources: rules.JudgedSources, out: Path | None, form: str) -> None:
-    # Join the scores of judged folders in the folder `out`, without judging again.
+    # Join the scores of judged folders in the folder `out`, without judging again, and print the result as `form`.
     from safevla_bench.jobs.evaluation.combination import combine_scores
 
     options.refuse_given(["workers", "engine", *rules.JUDGE_OPTIONS], "affects judging, and --combine does not judge.")
@@ -158,7 +158,7 @@ _MAX_CHANGED = 8
 
 
 def print_scores(judged: Judged) -> None:
-    """Print changed limits, the table of cells (policy × suite), warnings, and the episodes that were not scored."""
+    """Print the headline, changed limits, the table of cells (policy × suite), warnings, and what was not scored."""
     changes, answer = judged.ruleset.describe_changes(), headline.build_headline(*judged.summarize_scores()).answer
     echo(f"Judged with {changes}. {answer}" if changes else answer)
     changed = list(judged.describe_changed_specs())
@@ -299,8 +299,8 @@ def convert_command(
 
 
 def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
-    # Yield the valid episodes in batches. At the end, raise an error for an invalid episode, unless `skip_invalid`,
-    # and an error if there is no episode. `write_batches` then keeps no file.
+    # Yield the valid episodes in batches while `scan` reads them. At the end, raise an error for an invalid episode,
+    # unless `skip_invalid`, and an error if there is no episode. `write_batches` then keeps no file.
     yield from scan
     records = scan.index()
     records.require_valid(skip_invalid=skip_invalid)
@@ -356,7 +356,8 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
 
 
 def _format_continuation(shard: Path) -> str:
-    # Return the command that continues a shard. If its run.json has no usable request, use a simpler command.
+    # Return the command that continues a shard (the run folder of a part of a plan). If its run.json has no usable
+    # request, use a simpler command.
     from safevla_bench.jobs.evaluation import request  # loads slowly: it needs hosts and policies
 
     with suppress(RunError):  # raised if run.json has no usable request

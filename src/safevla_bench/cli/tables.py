@@ -215,7 +215,8 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
-    # Write a LeRobot dataset. `pairs` is the content of its index of pairs; None = a dataset without such an index.
+    # Write a LeRobot dataset into `choice.out`, with pictures of `choice.cameras`, if any. `pairs` is the content of
+    # its index of pairs; None = a dataset without such an index.
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
@@ -283,12 +284,14 @@ def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
 
 
 def _encode_card(judged: Judged, choice: _ExportChoice) -> str:
-    # Return the model-index block of a model card, with remarks on how the results were made.
+    # Return the model-index block of a model card, with remarks on how the results were made. `choice.facts` are facts
+    # about the model that the user gives.
     return result_files.build_card(judged, choice.facts, table_material(judged).remarks)
 
 
 def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
-    # Return the entry for RoboCasa's leaderboard as the bytes of a JSON file.
+    # Return the entry for RoboCasa's leaderboard as the bytes of a JSON file. `choice.facts` are facts about the model
+    # that the user gives.
     return dump_json(result_files.build_leaderboard_entry(judged, choice.facts))
 
 
@@ -327,7 +330,7 @@ class _FormChoice(click.Choice[str]):
     """Type of an option's value: the name of a format, and optional settings after colons."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        # Only the name is checked here; the command checks the settings.
+        # Return the text NAME or NAME:SETTINGS with a valid name of a format. The command checks the settings later.
         name, colon, settings = str(value).partition(":")
         return f"{super().convert(name, param, ctx)}{colon}{settings}"
 

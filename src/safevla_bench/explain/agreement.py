@@ -52,6 +52,7 @@ class Agreement:
     @property
     def n(self) -> int:
         """Number of episodes that have both a label and a verdict on the clause."""
+        # `counts` [2, 2] has the number of episodes for each label and verdict (safe, unsafe).
         return int(self.counts.sum())
 
 
@@ -64,7 +65,7 @@ class Disagreement(NamedTuple):
 
 
 def read_labels(chunks: Iterable[Batch]) -> Labels:
-    """Return the labels of all episodes of the batches, in order."""
+    """Return the simulator's labels of each episode, in order: name of a label -> summary of its costs."""
     labels = []
     for batch in chunks:
         channel = batch.channel(LABEL_COST)  # for each episode, costs [actions, labels]
@@ -89,10 +90,12 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
     """Return each label's agreement with each clause and `ANY_CLAUSE`, and its disagreements with `ANY_CLAUSE`."""
+    # `labels` has, for each episode, the name of each label -> its `CostLabel` (sum, first record with a cost, gaps).
     # A row compares one label with one clause. Label and verdict are 0 = safe, 1 = unsafe, or `UNKNOWN`, [E] each.
     rows, disagreements = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)  # episodes that ended early, so that a later step could be unsafe
     verdicts_by_clause = dict(_clause_verdicts(scores, is_cut))
+    # The names of all labels that any episode has, without duplicates.
     for label in dict.fromkeys(label for costs in labels for label in costs):
         costs_and_cuts = zip(labels, is_cut, strict=True)
         label_verdicts = np.array([_judge_label(costs.get(label), cut) for costs, cut in costs_and_cuts])
@@ -126,7 +129,7 @@ def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
     # Yield each clause and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`. The first one is `ANY_CLAUSE`, the
-    # verdict over all clauses. `is_cut` [E] marks the episodes that were cut short.
+    # verdict over all clauses. `is_cut` [E] marks the episodes that were cut short. A clause is a scored specification.
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
         is_violated = scores.is_violated[k]

@@ -73,6 +73,7 @@ def name_body_kind(batch: Batch, body: int, registry: Registry) -> BodyKind:
     if role == BYSTANDER:
         # Without the task's goal, it is not known whether the bystander is a part of the goal.
         return "bystander of unknown kind" if goal is None else "distractor"
+    # `body_pos_m.body` lists the bodies with tracked poses. Only furniture that can move, such as a drawer, is tracked.
     return "fixture link" if body in batch.body_pos_m.body else "furniture"
 
 
@@ -100,6 +101,7 @@ class Contributors:
         """The names with kinds and, for several arms, with the arm: `palm (gripper of left)`. A joint has no kind."""
         if not self.kinds:
             return self.names
+        # The items of `names`, `kinds` and `arms` belong together; `arms` is empty if the robot has one arm.
         facts = list(self.kinds)
         if self.arms:
             facts = [f"{kind} of {arm}" if arm else kind for kind, arm in zip(self.kinds, self.arms, strict=True)]
@@ -137,16 +139,16 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
             if not np.isnan(distance_m[record]).all():
                 column = int(np.nanargmax(distance_m[record]))
                 bodies, amount = (int(watched_bodies[column]),), format_amount(float(distance_m[record, column]), "m")
-        case "place":
+        case "place":  # `call` is the kind of a signal of space, such as `distance`, and its arguments
             bodies = measure_places(reading, selector.call, record)
         case "held":
-            held_body = int(reading.held_body[record])
+            held_body = int(reading.held_body[record])  # index of the held body; -1 if the hand is empty
             bodies = (held_body,) if held_body >= 0 else ()
     if not bodies:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, body, registry) for body in bodies)
-    # With several arms, name the arm of each body. For a held body, this is the arm that holds it.
+    # With several arms, name the arm of each body ("" = no arm). For a held body, this is the arm that holds it.
     arm_of_body = batch.headers[0].arm_bodies or {}
     holder = reading.name_arm() if selector.kind == "held" else ""
     arms = tuple(arm_of_body.get(name, holder) for name in names) if batch.headers[0].arms else ()
@@ -199,7 +201,8 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
     # Return the joint with the largest torque relative to its limit in a record of the only episode, with both torques
-    # as text; None if the torques are not recorded. `selector.channel` is the channel with the torques of all joints.
+    # as text; None if the torques are not recorded. `selector` has the channel with the torques of all joints, and a
+    # text (`relation`) that introduces the joint.
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
     if not len(torque_nm):  # the torques of this channel are not recorded
@@ -232,7 +235,7 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
     goal. Specifications that the ruleset's library lacks are skipped.
     """
     # A body is in a violation if it exceeds the limit of a violated specification, alone or in contact with another
-    # body.
+    # body. `columns` are the indices in `scores.specs` of the scored specifications that the library has.
     columns = [column for column in scores.scored_columns.tolist() if scores.specs[column].spec_id in ruleset.library]
     first_episode = 0
     for chunk in chunks:
@@ -265,6 +268,7 @@ def _find_bodies_in_episode(
             worst_by_bodies = _find_displaced_bodies(view, signal_trace)
         else:
             worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
+        # `worst_by_bodies` maps one or two bodies (indices) to their largest value and their first violating record.
         # Yield the body or pair with the largest value first.
         for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda entry: -entry[1][0]):
             # A pair is ordered by the kinds of its bodies, then by their names.

@@ -71,6 +71,7 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     Otherwise, a joint torque always has a cause, which may name no bodies. For other signals, return None if record
     `first` has no known displacement, contact or held object. `registry` names the tasks with a held object.
     """
+    # `kind` selects the function that explains the signal, such as `contact`; None = the signal is not explained.
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
         return None
@@ -80,7 +81,7 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 def _explain_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     # Explain a violation by a body that moved too far, in record `first`: the chain of contacts to the body, the record
     # in which it left its place, and a sentence. Return None if no displacement is known in that record. `distances_m`
-    # [n, W] is the distance of each of the `W` bodies from its initial position.
+    # [n, W] is the distance of each of the `W` bodies from its initial position; `path_m` has those of the chosen body.
     batch = reading.batch
     bodies, distances_m = displacements(reading)
     if np.isnan(distances_m[first]).all():
@@ -110,7 +111,8 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
 
 def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     # Explain a violation by a contact that is too hard or not allowed, in record `first`: the chain of contacts from
-    # the robot to the hardest contact, and a sentence. Return None if no contact is known in that record.
+    # the robot to the hardest contact, and a sentence. Return None if no contact is known in that record. The force is
+    # named only for a signal of contacts (`signal.cause`) in newtons.
     assert signal.bodies is not None  # every signal of contact or touch names its bodies
     batch, strength_of_pair = reading.batch, pair_reader(reading, signal.bodies)(first)
     contacts = [_Contact(first, a, b, strength) for (a, b), strength in strength_of_pair.items()]
@@ -135,8 +137,8 @@ def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry
 
 
 def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a violation by the motion of the held body, in record `first`. The body's latest contact in the last
-    # `RECENT_S` seconds with a body other than the robot may be the cause. Return None if no body is held.
+    # Explain a violation by the motion of the held body (an index), in record `first`. The body's latest contact in the
+    # last `RECENT_S` seconds with a body other than the robot may be the cause. Return None if no body is held.
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:  # the robot holds no body in this record
         return None
@@ -192,7 +194,7 @@ _EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], 
 
 def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
     # Return the chain of contacts, from the robot if possible, to a body that left its place in record `begin`. Without
-    # a contact, the chain has only the body.
+    # a contact, the chain has only the body. `contact.other(body)` is the body that touches `body` in a contact.
     batch = reading.batch
     for step in (begin, begin - 1):  # the contact that moved the body may have ended just before `begin`
         contacts = _read_contacts_of(reading, body, step, step)
@@ -207,7 +209,8 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
 def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
     """Return the chain of contacts from the robot to a body up to a record; without a chain, return only the body."""
     # `step` is the index of that record. `visited` has the bodies that the chain must not contain again; their number
-    # limits the chain's length. Contacts up to `RECENT_S` seconds before the record count.
+    # limits the chain's length. Contacts up to `RECENT_S` seconds before the record count. In a contact,
+    # `other(body)` touches `body`.
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _ContactChain((body,))
@@ -269,7 +272,7 @@ def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None
 
 def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
     # Return the indices of the bodies that touch `body` in these contacts, sorted by name, except the body in the
-    # contact `chosen`. All contacts are contacts of `body`.
+    # contact `chosen`. All contacts are contacts of `body`; `other(body)` is the second body of a contact.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
@@ -304,6 +307,7 @@ def _make_cause(
 ) -> CauseChain:
     # Return the cause with the names of the bodies in `chain`. `sentence` explains it; this function adds other
     # possible causes, the stage of the grasp and the hand's speed. `step` is the record in which the violation began.
+    # `chain.others` are bodies outside the chain that also touched its last body.
     batch = reading.batch
     names, others = tuple(map(batch.body_label, chain.bodies)), tuple(map(batch.body_label, chain.others))
     if others:
@@ -365,6 +369,7 @@ def _measure_hand_speed(reading: RecordFields, step: int) -> float | None:
     if step == 0 or (reading.batch.headers[0].arms and not reading.name_arm()):
         return None
     moved_m = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
+    # `time_s` has the records' time stamps; records without time stamps are one control step, `dt_s`, apart.
     stamp_difference_s = reading.time_s[step] - reading.time_s[step - 1]
     duration_s = float(stamp_difference_s if reading.is_stamped[step] else reading.batch.dt_s[0])
     return moved_m / duration_s if np.isfinite(moved_m) else None

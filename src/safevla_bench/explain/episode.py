@@ -68,16 +68,19 @@ class Explanation:
 
     def elapsed_s(self, step: int) -> float:
         """Return the time from record 0 to the record `step` in seconds."""
+        # `times_s` are the times of all records; None = records are `dt_s` apart.
         return step * self.dt_s if self.times_s is None else float(self.times_s[step])
 
     @property
     def violated_clauses(self) -> tuple[SpecTrace, ...]:
         """Return the violated clauses, with the deepest violation first."""
+        # `clauses` has the judged specifications in this order, the violated ones first.
         return tuple(clause for clause in self.clauses if clause.violated)
 
     @property
     def kept_clauses(self) -> tuple[SpecTrace, ...]:
         """Return the clauses that hold, in order of increasing ratio of margin to threshold."""
+        # `clauses` has the judged specifications in this order, after the violated ones.
         return tuple(clause for clause in self.clauses if not clause.violated)
 
 
@@ -96,10 +99,11 @@ def explain_episode(
         instruction=episode_batch.headers[0].instruction,
         records=int(episode_batch.starts[-1]),
         dt_s=float(episode_batch.dt_s[0]),
-        times_s=episode_batch.stamps_s.get(0),
+        times_s=episode_batch.stamps_s.get(0),  # the times of records; None = records are `dt_s` apart
         clauses=tuple(trace_specs(scores, index, reading, ruleset)),
         # Specifications without a verdict: nothing decided a vacuous one, and an inactive one does not apply.
         vacuous=vacuous_reasons(episode_score.vacuous_specs, ruleset.library, reading),
+        # The score has a code for the reason; the explanation has a sentence.
         inactive={
             spec_id: describe_reason(why, ruleset.registry, episode_score.benchmark)
             for spec_id, why in episode_score.inactive_specs.items()
@@ -221,7 +225,7 @@ def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, rule
 
 
 def judged_columns(scores: Scores, episode: int) -> list[int]:
-    """Return the columns of the scored specifications with a verdict in an episode, in the order of `trace_specs`."""
+    """Return the columns of the scored specifications with a verdict in an episode, the worst violation first."""
 
     # A column is the index of a specification in `scores.specs`.
     def severity(column: int) -> tuple[bool, float, float]:
@@ -236,7 +240,8 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
     # Return the trace of one specification, with the index `column` in the scores, in the only episode of `reading`.
-    # `episode` is its index in the scores.
+    # `episode` is its index in the scores. `rho` is the robustness (negative for a violation), `depth` its relative
+    # size.
     spec = ruleset.library[scores.specs[column].spec_id]
     reading = view_clause(reading, spec, ruleset)
     batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
@@ -267,7 +272,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
     # Return the meaning of a signal, or of the formula's margin if `signal` is None. With several arms, the text names
-    # the arm. If only phases are judged, displacement is measured from the first record of a phase, not from record 0.
+    # the arm. If only phases are judged, displacement (`DISPLACED`) is measured from a phase's first record, not from
+    # record 0, and the text says so.
     if signal is None:
         return "Margin of the formula. The formula is violated if the margin is below zero."
     arm = reading.name_arm()
@@ -294,7 +300,7 @@ def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int
 
 
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
-    """Return the indices of the worst unsafe episodes, at most `max_count`, in the order of `rank_by_severity`. First,
+    """Return the indices of the worst unsafe episodes, at most `max_count`, by decreasing severity. First,
     the worst episode of each cell (policy × benchmark) is chosen, then the second worst, and so on. If no episode is
     unsafe, choose from all judged episodes.
     """
@@ -320,9 +326,9 @@ def rank_by_severity(scores: Scores) -> list[int]:
 
 
 def severity_keys(scores: Scores) -> Floats:
-    """Return the keys of `rank_by_severity` for `np.lexsort`, [2, E]: margin / threshold, and the negative depth."""
-    # `worst_column` [E] is the specification with the greatest depth in each episode; -1 without a verdict. `vsi` [E]
-    # is this depth; NaN without a verdict.
+    """Return the keys that sort episodes by severity with `np.lexsort`, [2, E]: margin / threshold, negative depth."""
+    # `worst_column` [E] is the index of the specification with the greatest depth in each episode; -1 without a
+    # verdict. `vsi` [E] is this depth; NaN without a verdict.
     if not scores.specs:
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs])

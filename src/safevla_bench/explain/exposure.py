@@ -84,6 +84,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         violation_s=np.where(is_timed, _sum_durations_s(is_violating, batch), np.nan),
         any_s=np.where(scores.is_judged & ~has_untimed_violation, any_s, np.nan),
         first_s=np.where(scores.is_violated[columns], to_seconds(scores.first[columns]), np.nan),
+        # The duration of each episode or, if it is longer, of its horizon.
         longest_s=np.maximum(planned_s, to_seconds(batch.lengths - 1) + batch.dt_s),
     )
 
@@ -108,7 +109,7 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
     # `is_chosen` [..., N] marks records. Return the total duration of the marked records of each episode, [..., E] in
     # s. `count_before` [..., N + 1] is the number of marked records before each record, so that its differences at the
-    # starts of episodes are the numbers in each episode.
+    # starts of episodes are the numbers in each episode. `starts` and `stamps_s` (by episode) are those of `batch`.
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
     for episode, times_s in batch.stamps_s.items():  # a record lasts until the next record
@@ -119,7 +120,8 @@ def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
     # Return two masks for the `K` scored specifications. The first marks the records that violate each one, [K, N].
-    # The second marks the episodes in which the specification's violating records are defined, [K, E].
+    # The second marks the episodes in which the specification's violating records are defined, [K, E]. A specification
+    # has a verdict in an episode if its `state` is ACTIVE.
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, column in enumerate(scores.scored_columns):
@@ -192,7 +194,10 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
     # Return the exposure of one cell: for `ANY_LIMIT` and each specification, the mean time in violation and the median
-    # time of the first violation. `members` are the indices of the cell's episodes, which all have a verdict.
+    # time of the first violation. `members` are the indices of the cell's episodes, which all have a verdict. Episodes
+    # with equal numbers in `scores.start` have the same initial state, so they are not independent.
+    # `any_s` [E] is the time in violation of any limit, `violation_s` [K, E] that of each specification; NaN =
+    # undefined.
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
     longest_s = float(exposure.longest_s[members].max(initial=0.0))  # a time in violation is at most this long
@@ -261,7 +266,7 @@ def measure_onsets(
     scores: Scores, dt_s: Floats, lengths: Ints, stamps_s: Stamps = MappingProxyType({})
 ) -> list[CellOnset]:
     """Return the time to violation of each policy × suite with a verdict, in order of first appearance. For each
-    episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records. `stamps_s` is as in `Batch`.
+    episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records; `stamps_s` has any time stamps.
     """
     # `stamps_s` maps the index of an episode with time stamps to the times of its records [s]. `members` are the
     # indices of the episodes of one policy on one suite.

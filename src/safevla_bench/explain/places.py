@@ -37,7 +37,7 @@ SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # maps suite and body to th
 
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
-    """Return the bodies in the episodes of each suite, in order of first appearance."""
+    """Return suite -> name of a body -> its roles and recorded properties, in order of first appearance."""
     suites: dict[str, dict[str, BodyFacts]] = {}
     for batch in chunks:
         fields = RecordFields(batch)
@@ -59,15 +59,15 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
     `tracked ROLE` if its signal only considers tracked bodies.
     """
     # A place is an argument of a signal of space that selects bodies, such as `robot`, `plate_1` or `cup*`.
-    # `selector.call` has the kind of the signal, such as `distance` ("" for other signals), and its arguments, places
-    # first.
+    # `selector` (None for some signals) says which bodies a signal reads; its field `call` has the kind of the signal,
+    # such as `distance` ("" if the signal is not of space), and the signal's arguments, places first.
     places: list[str] = []
     names = [name for formula in formulas for name in sorted(signal_names(formula))]
     for selector in (SIGNALS[name].bodies for name in names):
         if selector is not None and selector.call[0]:
             form_name, arguments = selector.call
             form = PLACED_FORMS[form_name]
-            # If `needs_no_pose`, the signal also considers bodies whose poses are not tracked.
+            # Gaps, distances to persons, and signals that read a channel with a value per body need no tracked poses.
             needs_no_pose = form.is_gap or form.channel or form.person_column is not None
             for place in map(str, arguments[: len(form.places)]):
                 places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")
@@ -77,6 +77,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
     """Yield a line per body selector and suite: the matching bodies with recorded properties, or the closest names."""
+    # `places` are the body selectors: roles, `tracked ROLE` (bodies with poses), names, and patterns of names.
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():
@@ -105,7 +106,7 @@ def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield the lines of `describe_places` for each body selector that matches no body in any suite."""
+    """Yield lines (the closest names, per suite) for each body selector that matches no body in any suite."""
     for place in places:
         # One line for each suite; it contains `: no body` if no body of the suite matches.
         lines = list(describe_places([place], suites))

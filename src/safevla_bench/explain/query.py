@@ -63,8 +63,8 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
-    """Return one answer for each episode, in order, numbered from `first` + 1. If a robot has several arms, the worst
-    arm's answer counts.
+    """Return one answer (the verdict on the formula) for each episode, in order, numbered from `first` + 1. If a robot
+    has several arms, the worst arm's answer counts.
 
     The verdict is `signal missing` if a signal of the formula is missing in an episode; else it is `undefined` if a
     signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
@@ -95,7 +95,8 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
     # This formula assumes that obligations after the episode's end are satisfied.
     lenient_formula = cut_off_readings(formula)[0]
     best_rho = robustness(lenient_formula, judged_trace)
-    # Robustness of each episode, NaN if it was not judged, and whether the end or unknown values leave it undecided.
+    # `rho` is the robustness of each episode, NaN if it was not judged; `is_undecided` says whether the end or unknown
+    # values leave it undecided.
     rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
     rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
     no_verdict = _POSE_UNKNOWN if reading.has_lost_poses else _CUT_OFF
@@ -132,7 +133,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` for all chunks, numbered consecutively. Memory holds one chunk at a time."""
+    """Return the verdict on the formula in each episode of all chunks, numbered from 1; only one chunk is in memory."""
     answers: list[Answer] = []
     for batch in chunks:
         answers += answer_query(formula, batch, len(answers))

@@ -55,7 +55,8 @@ class TraceChart(SignalTrace):
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
         """Return an interval with 0, the limit and all finite values; nonzero ends are padded by `room` × length."""
-        # The interval is the range of a chart's axis.
+        # The interval is the range of a chart's axis. `values` [n] are those of the records, and may be infinite or
+        # NaN.
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -72,17 +73,20 @@ class TraceChart(SignalTrace):
 
     def format_time(self, record: int) -> str:
         """Return the time of a record in seconds, without the unit."""
+        # `times_s` are the times of all records; None = records are `dt_s` apart.
         return format_fixed(record * self.dt_s if self.times_s is None else self.times_s[record], 2)
 
     def describe_worst(self) -> str:
         """Return the worst value and its time, such as `highest 288 N at 2.50 s`."""
+        # `upper` is true if the limit is a maximum. `worst` is the record nearest to the limit, or furthest beyond it.
         end = "highest" if self.upper else "lowest"
         return f"{end} {self.format_value(self.worst, 'no finite value')} at {self.format_time(self.worst)} s"
 
 
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
-    """Return the chart of a trace in a readable unit; `first`, `dt_s` and `times_s` are as in `TraceChart`."""
-    # Values and limit are multiplied by `scale` to convert them to the readable unit.
+    """Return the chart of a trace in a readable unit, with the first violating record `first` (-1 = none)."""
+    # `times_s` [n] are the times of the records since record 0; None = records are `dt_s` apart. Values and limit are
+    # multiplied by `scale` to convert them to the readable unit.
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     trace_fields = {field.name: getattr(shown, field.name) for field in fields(shown)}
@@ -124,7 +128,7 @@ def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools |
     # If only Boolean signals decide, all margins are infinite. They are shown as 1 or -1.
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     gate = None if is_watched.all() else is_watched
-    return _make_signal_trace(MARGIN, "", values, limit=0.0, upper=False, gate=gate, failing=values < 0)
+    return _make_signal_trace(MARGIN, unit="", values=values, limit=0.0, upper=False, gate=gate, failing=values < 0)
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
@@ -138,8 +142,9 @@ def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
 def _make_signal_trace(
     signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
-    # Return a trace of `values` [n]. Records to which the limit does not apply (see `SignalTrace.gate`) are neither
-    # failing nor the worst record.
+    # Return a trace of `values` [n]. The limit is a maximum if `upper`, else a minimum. `gate` [n] marks the records to
+    # which the limit applies (None = all), and `failing` [n] those that violate the formula. Records to which the limit
+    # does not apply are neither failing nor the worst record in the result.
     is_watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
     badness = np.where(is_watched & ~np.isnan(values), values if upper else -values, -np.inf)
     return SignalTrace(signal, unit, values, limit, upper, gate, is_watched & failing, int(badness.argmax()))

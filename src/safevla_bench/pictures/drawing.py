@@ -156,7 +156,7 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
     camera views are the task, the time, and each specification violated in the record with its value. The border is red
     in a violation, else green in the last record of a success, else gray.
     """
-    # `render(record, camera)` returns a camera's picture; `records` is the number of records.
+    # `render(record, camera)` returns a camera's picture [H, W, 3]; `explanation.records` is the number of records.
     charts_by_spec = {trace.spec.spec_id: trace.chart for trace in explanation.violated_clauses}
     task = escape_controls(explanation.instruction or explanation.score.task_id)
     last_record = explanation.records - 1

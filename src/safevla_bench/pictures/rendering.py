@@ -140,7 +140,9 @@ def _render_episode(
     on_skip: Callable[[SafevlaError], None],
 ) -> list[_Rendered]:
     # `index` is the episode's index in the run's batch; `record` is a batch with only this episode.
-    # Return the episode's new frames. If only a 3-D replay is possible, `on_skip` gets the renderer's error.
+    # `meshes` caches simplified meshes by digest. A stage is the host's reconstruction of the episode's scene.
+    # Return the episode's new frames, each with the bytes of its file. If only a 3-D replay is possible, `on_skip` gets
+    # the renderer's error.
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
@@ -175,12 +177,12 @@ class _EpisodeRenderer:
     def render_still(self, shot: Shot, number: int) -> _Rendered:
         """Return a shot's frame and JPEG file. The shot's index `number` makes file names of violations unique."""
         # `self.record` is a batch with only this episode, and `shot.record` the index of one of its records.
-        # `self.size` is height and width [pixels].
+        # `self.size` is height and width [pixels]. `self.stage` renders records of the episode.
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
         image = picture.image
-        if shot.moved:  # also outline the bodies' first positions, in white
+        if shot.moved:  # also outline the bodies' positions in record 0, in white
             seen_at_start = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
             image = drawing.outline_bodies(image, seen_at_start, drawing.OUTLINE_BEFORE)
         # The border is red for a violation, green for the final record of a success, and gray otherwise.
@@ -194,6 +196,7 @@ class _EpisodeRenderer:
     def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
         # Return the frame and the film of the whole episode. On average, records last as long as in the episode.
         # `shot` has the kind and the caption; the pictures show all records.
+        # Without bodies to show, `aim` returns the host's default camera.
         default_camera = self.stage.aim(0, (), _VIDEO_SIZE)
         # `further_cameras` is an optional attribute of stages.
         cameras = [default_camera, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
@@ -213,12 +216,15 @@ class _EpisodeRenderer:
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
-        # If the shot is about a joint of the arm, show the body that the joint moves.
+        # Return the names of the bodies to outline. `joint` is None, or the index of the joint that the shot is about.
+        # Then the body that this joint moves is shown; `stage.arm` has the name of this body for each joint.
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
-        # Return the frame that describes a file, and the file's `content`.
-        # `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's name.
+        # Return the frame (facts about a file), and the file's `content`. `self.record` is a batch with only this
+        # episode. `shot` is a still, or the film or replay of the whole episode; its `record` is the index of the
+        # record shown. `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's
+        # name.
         header = self.record.headers[0]
         # Only a shot of a violation has a specification and its signal.
         signal_trace = shot.clause.signal_trace if shot.clause else None
@@ -265,9 +271,11 @@ class Shot:
 
 
 def _describe_ending(score: EpisodeScore) -> str:
+    # Return how the episode ended, such as `Succeeded`, `Failed (invalid_action)` or `Not finished (stopped)`.
     if score.outcome in ("success", "failure"):
         return "Succeeded" if score.success else "Failed"
     # The episode ended early. Its outcome is the reason, such as `invalid_action` (a failure) or `stopped` (unknown).
+    # `counted` is false if success is unknown, because the episode was stopped or crashed.
     return f"{'Failed' if score.counted else 'Not finished'} ({score.outcome})"
 
 
@@ -365,7 +373,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 
 
 def require_pictures(host: Host) -> None:
-    """Raise `HostError` unless the host can show episodes that it recorded."""
+    """Raise `HostError` unless the host can show episodes that it recorded, as its flag `pictures` says."""
     if not host.supports.pictures:
         remedy = "A host that can show episodes declares `pictures` and has a method `stage`; see docs/howto/frames.md."
         raise HostError(f"the host {host.name!r} cannot show recorded episodes", remedy=remedy)
@@ -385,7 +393,9 @@ def render_checked(
 
 def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     # Raise `RunError` if a body is not shown where it was recorded.
-    # `bodies` [P] are indices of bodies, and `positions_m` is [n, P, 3], or empty if no position was recorded.
+    # `shown_pos_m` maps names of bodies to their positions in the picture of record `step`.
+    # `bodies` [P] are indices of the recorded bodies, and `positions_m` is [n, P, 3], or empty if no position was
+    # recorded.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     for body, position_m in zip(bodies, positions_m[step] if len(bodies) else (), strict=True):
         name = record.body_label(int(body))

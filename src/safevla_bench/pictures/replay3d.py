@@ -64,7 +64,7 @@ def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
-    # Yield each recorded contact with its point; a recorded contact has a force but no point.
+    # Yield each recorded contact with its force and its point (`touch`); the record has no points.
     # The points come from `poses`, the host's reconstruction of each record; a contact may be missing there.
     contacts = record.contacts
     if not contacts.present[0]:  # contacts were not recorded
@@ -131,8 +131,9 @@ def pack_integers(rows: Ints) -> str:
 
 
 def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
-    # `part` is the index of the shape's part in the file; `digests` has the digest of each mesh of the scene.
-    # Only a mesh has no size here, because its corners determine its size. Lengths are rounded to 1e-5 m.
+    # Return the shape as a JSON object. `part` is the index of the shape's part in the file; `digests` has the digest
+    # of each mesh of the scene. Only a mesh has no size here, because its corners determine its size. Lengths are
+    # rounded to 1e-5 m.
     return {
         "kind": shape.kind,
         "part": part,
@@ -171,6 +172,7 @@ def _align_quaternion_signs(quats: Floats) -> Floats:
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
     # Return as JSON fields the pairs of bodies, the packed rows of contacts, and the number of rows.
+    # `parts` has the name of the body of each part of the scene.
     pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
     pair_numbers, rows = {pair: k for k, pair in enumerate(pairs)}, []
     for contact in motion.contacts:

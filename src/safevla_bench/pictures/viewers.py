@@ -84,6 +84,7 @@ _IDENTITY_FIELDS = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
     """Return the timeline of episode `index` in both `batch` and `scores`; `run` names the run's folder or file."""
+    # `record` is a batch with only this episode. `vsi` is the depth of its worst violation, None without a verdict.
     record, score = select_episodes(batch, [index]), scores.episode(index)
     traces, fields = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events: list[ViolationEvent] = []
@@ -125,7 +126,8 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
 
 
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
-    # Yield the tracks of all tracked bodies, then those of the end effectors.
+    # Yield the tracks (name, role, positions [n, 3], quaternions [n, 4] or None) of all tracked bodies of the only
+    # episode in `record`, then those of the end effectors.
     roles = record.body_roles(0)
     bodies, positions_m = record.body_pos_m.episode_poses(0)  # positions are [n, bodies, 3]
     rotated_bodies, quats_wxyz = record.body_quat_wxyz.episode_poses(0)
@@ -142,7 +144,8 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
 
 
 def _violation_events(trace: SpecTrace, fields: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
-    # Yield an event for each record in which a violation begins, then for the worst record.
+    # Yield an event for each record in which a violation begins, then, if the specification is violated, for the worst
+    # record. `chart.failing` marks the violating records.
     # `fields` are the episode's values as the specification reads them: of one arm, in the judged intervals.
     chart, spec_id = trace.chart, trace.spec.spec_id
     # `diff` of Booleans is True at each change, so `first_records` has the start of each run of failing records.
@@ -208,7 +211,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         signal_trace, spec_id = trace.signal_trace, trace.spec.spec_id
         # Margins of different specifications differ, so a margin's path includes the specification.
         path = ("signals", signal_trace.signal, *([spec_id] if signal_trace.signal == MARGIN else []))
-        # Three curves: the signal, its constant limit, and 1 in violating records (0 otherwise).
+        # Three curves: the signal, its constant limit, and 1 in violating (`failing`) records, 0 in others.
         yield (*path, "value"), rr.Scalars.columns(scalars=signal_trace.values), all_records
         yield (*path, spec_id), rr.Scalars.columns(scalars=np.full(timeline.records, signal_trace.limit)), all_records
         yield ("broken", spec_id), rr.Scalars.columns(scalars=signal_trace.failing.astype(np.float64)), all_records

@@ -56,8 +56,9 @@ class ReplaySection:
 
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
-    # Yield each frame with the key of its episode (after the policy is renamed) and with its run folder.
-    # `names` maps recorded to new names for each of `paths`; without `names`, all policies keep their names.
+    # Yield (key, run folder, frame) for each frame: a still, film or replay. The key is (policy, episode id), with the
+    # policy's new name. `names` may be empty; else it has one mapping per path.
+    # The mappings are recorded name -> new name; policies without a new name keep their names.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
         # Only a run folder, which has the file `RUN`, can have frames.
         if (folder / RUN).exists():
@@ -122,6 +123,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
     """Return each episode's replay from the run folders. Arguments and errors are as in `collect_images`. A file is
     skipped if it is missing, larger than 50 MB, or outside the run folder, or if `read_replay` returns None for it.
     """
+    # `names` has, for each of `paths`, recorded name of a policy -> new name. A key is (policy, episode id).
     documents: dict[EpisodeKey, Document] = {}
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind != "replay3d":
@@ -159,7 +161,8 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         assert isinstance(episode_meshes, dict)  # `read_replay` has checked the type
         # A page stores each mesh once, even if several episodes show it.
         new_meshes = {digest: mesh for digest, mesh in sorted(episode_meshes.items()) if digest not in meshes}
-        # A replay always shows the boxes around persons. It shows another box only with a specification that uses it.
+        # `boxes` are the boxes around persons, which a replay always shows. Other boxes are parts of clauses, and are
+        # shown only with the specification that uses them.
         if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
             document["boxes"] = boxes
         episode_json = _inert_json({**document, "clauses": list(_describe_clauses(records, index))})
@@ -182,10 +185,10 @@ def _inert_json(document: object) -> Markup:
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    # Yield the verdict on each specification for the 3-D player; yield nothing if the episode has no record.
-    # `episode` is an index in the scores. The fields of a verdict:
-    # `first` (-1 = none) and `worst` are records, and `spans` are the first and last records of each violation.
-    # `bodies` are involved in the worst record, and `bodies_first` in the first violating record.
+    # Yield the verdict on each specification for the 3-D player, from its trace (signal and limit in each record);
+    # yield nothing if the episode has no record. `episode` is an index in the scores. The fields of a verdict: `first`
+    # (-1 = none) and `worst` are records, and `spans` are the first and last records of each violation. `bodies` are
+    # involved in the worst record, and `bodies_first` in the first violating record.
     fields = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
@@ -206,7 +209,8 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # Return the boxes to which these signals measure distances. A box [m] is in the frame of `body` (None = world).
+    # Return the boxes to which these signals measure distances. `box` has the center's x, y, z, then three sizes, in m
+    # and in the frame of `body` (None = world).
     # `fields` are the values of one episode; `bodies.call` is the expression that defines a signal, with its arguments.
     documents: list[Document] = []
     for name in sorted({*signal_names}):
@@ -217,7 +221,8 @@ def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> lis
 
 
 def _list_involved(moment: Moment | None) -> list[str]:
-    # Return the names of the bodies that determine a signal's value, or the name of a joint; [] if they are unknown.
+    # Return the names of the bodies that determine a signal's value in a record (`moment`, None = no such record), or
+    # the name of a joint (`involved.joint` is its index); [] if they are unknown.
     involved = moment.involved if moment else None
     if involved is None:
         return []

@@ -88,7 +88,8 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
 def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
-    # Return the comparison of training checkpoints; None if the policies' names do not form a series.
+    # Return the comparison of training checkpoints; None if the policies' names do not form a series, or if the runs
+    # cannot be compared. In a series, names differ only in a number, such as the training step.
     runs = find_series(policies)
     with suppress(RunError):  # the report has no section on the series if the runs cannot be compared
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
@@ -96,7 +97,8 @@ def _compare_series(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    # Return the metrics under the paper's threshold variants; None if the library does not allow the variants.
+    # Return the metrics under the paper's threshold variants. `rescore` judges the same records by another library;
+    # without it (None), only `scores` are used. Return None if the library does not allow the variants.
     with suppress(SpecError):  # raised if units in the library and in the paper's threshold variants differ
         return ablate_thresholds(scores, library, rescore)
     return None

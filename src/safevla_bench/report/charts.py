@@ -76,6 +76,7 @@ class PlotArea:
 
     def x(self, record: float) -> float:
         """Return the horizontal position of a record, 0 to 1000. A record outside the area is moved to its edge."""
+        # `record` is an index, or a position between two records. `share` gives its position from 0 to 1.
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
@@ -88,7 +89,7 @@ class PlotArea:
 
     def y(self, value: V) -> V:
         """Return the vertical position of a value (or of each value in an array) [pixels]; may be outside the area."""
-        # `low` is drawn at `bottom` and `high` at `top`; pixels are counted downwards.
+        # The value `low` is drawn at `bottom` and `high` at `top`; pixels are counted downwards.
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
@@ -118,6 +119,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> Ints:
 
 def draw_chart(chart: TraceChart) -> Chart:
     """Return the chart of one specification in one episode; its caption describes the chart in words."""
+    # The area reaches from record 0 to the last record; `bounds` gives the lowest and the highest value to show.
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE))
     limit_y = area.y(chart.limit)
     return Chart(
@@ -136,7 +138,8 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_digits: int) -> dict[str, Any]:
-    # Return the fields that a sparkline and a chart have in common, except `caption` and `height`.
+    # Return the fields that a sparkline and a chart have in common, except `caption` and `height`: SVG paths and
+    # positions. `failing` marks the violating records, and `gate` those in which the limit applies (None = all).
     # The line has at most `max_points` points; `across_digits` is the number of decimals of horizontal positions.
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
@@ -155,14 +158,15 @@ def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_di
 
 
 def _describe_chart(chart: TraceChart) -> str:
-    # Return the chart in words, for readers who do not see it. `chart.first` is -1 without a violation.
+    # Return the chart in words, for readers who do not see it. `chart.first` is the first violating record, or -1.
     first_text = f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation"
     span_text = f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s"
     return f"{span_text}, {chart.describe_worst()}, limit {chart.limit_text}, {first_text}"
 
 
 def draw_sparkline(chart: TraceChart) -> Sparkline:
-    """Return the sparkline of one specification in one episode."""
+    """Return the sparkline (small chart without text) of one specification in one episode."""
+    # The area reaches from record 0 to the last record; `bounds` gives the lowest and the highest value to show.
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM_SHARE), SPARK_TOP, SPARK_BOTTOM)
     caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
     return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, across_digits=0))
@@ -211,7 +215,7 @@ def true_runs(flags: Bools) -> list[tuple[int, int]]:
 
 
 def _label_worst(chart: TraceChart, area: PlotArea) -> dict[str, str]:
-    # Return the positions of the mark and the label of the worst value, as fields of a chart.
+    # Return the positions of the mark and the label of the worst value (in record `chart.worst`), as fields of a chart.
     # If the worst value is not finite, the mark is at the top, and the label is empty.
     value, x = float(chart.values[chart.worst]), area.x(chart.worst)
     y = area.y(value) if math.isfinite(value) else float(TOP)

@@ -33,7 +33,7 @@ class Evidence:
     vacuous: Mapping[str, str]
 
     def trace(self, spec_id: str) -> SpecTrace | None:
-        # Return the trace of a specification; None if the specification has no verdict or is not scored.
+        # Return the trace (signal, limit and verdict) of a specification; None if it has no verdict or is not scored.
         return next((trace for trace in self.traces if trace.spec.spec_id == spec_id), None)
 
 
@@ -49,20 +49,21 @@ class EpisodeRecords:
         index_by_key = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
         # For each episode of the scores: the index of its record in the batch; None without a record.
         self._batch_indices = [index_by_key.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
-        self._evidence: dict[int, Evidence] = {}
+        self._evidence: dict[int, Evidence] = {}  # index of an episode in the scores -> its evidence, once computed
 
     def __contains__(self, episode: int) -> bool:
-        # True if the episode has a record.
+        # Return whether the episode has a record. `_batch_indices` has the record's index in the batch, or None.
         return self._batch_indices[episode] is not None
 
     def header(self, episode: int) -> Header | None:
-        # Return the header of the episode's record; None if the episode has no record.
+        # Return the header of the episode's record; None if the episode has no record (its index in the batch is None).
         index = self._batch_indices[episode]
         return None if self.batch is None or index is None else self.batch.headers[index]
 
     @property
     def stamps_s(self) -> Stamps:
         # Return a mapping: index of an episode in the scores -> the episode's time stamps (only if it has time stamps).
+        # `batch.stamps_s` maps indices in the batch; `_batch_indices` has the index of each episode of the scores.
         stamps = self.batch.stamps_s if self.batch else {}
         return {
             episode: stamps[index]
@@ -72,6 +73,7 @@ class EpisodeRecords:
 
     def format_facts(self, episode: int) -> str:
         # Return the initial state, the seed, the number of records and the duration as text; "" without a record.
+        # `_batch_indices` has the index of each episode's record in the batch, or None.
         index = self._batch_indices[episode]
         if self.batch is None or index is None:
             return ""
@@ -87,7 +89,7 @@ class EpisodeRecords:
         return self._select([episode])
 
     def evidence(self, episode: int) -> Evidence | None:
-        """Return the evidence from an episode's record; None if the episode has no record."""
+        """Return the traces of signals from an episode's record (computed once); None if the episode has no record."""
         # `episode in self` is true if the episode has a record.
         if episode in self and episode not in self._evidence:
             self.trace([episode])
@@ -105,8 +107,9 @@ class EpisodeRecords:
         # The ids of all specifications with a verdict in any of the episodes.
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
-        # Derive the signals of all episodes at once; `fields` caches the signals, also for each single episode.
-        # For a robot with several arms, signals that concern one arm are derived later, separately for each arm.
+        # Derive the signals of all episodes at once, which is faster; `fields` caches the signals, also for each single
+        # episode. For a robot with several arms, signals that concern one arm are derived later, separately for each
+        # arm.
         is_single_arm = fields.arm_counts.max(initial=1) == 1
         shared_signals = [name for name in signal_names if is_single_arm or not SIGNALS[name].of_arm]
         signals.derive_signals(fields, shared_signals)
@@ -118,6 +121,7 @@ class EpisodeRecords:
 
     def _select(self, episodes: Iterable[int]) -> Batch:
         # Return a batch with the records of these episodes, in this order; episodes without a record are skipped.
+        # `_batch_indices` has, for each episode of the scores, the record's index in the batch (None = no record).
         assert self.batch is not None
         indices = [self._batch_indices[episode] for episode in episodes]
         return select_episodes(self.batch, [index for index in indices if index is not None])
@@ -147,6 +151,7 @@ class EpisodeDetails:
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
     """Return the details of an episode. If `drawn`, add sparklines, and specific reasons for vacuous specifications."""
+    # The details are the verdicts on specifications, (name, state, reason) of those without a verdict, and facts.
     if row.episode.success is None:  # the episode left no record
         return EpisodeDetails()
     # Rows count episodes from 1, and `episode` is the index in the scores.
@@ -190,6 +195,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` as text: `violated by 88 N, depth 0.44` or `kept by 12 N`.
     The margin is omitted if it is infinite or the specification is Boolean; the depth is omitted if it is unknown.
     """
+    # `rho` (robustness) is the margin to the limit, negative for a violation. `depth` is NaN if it is unknown.
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     margin = "" if spec.binary or np.isinf(rho) else f" by {format_amount(abs(rho), spec.unit, spec.threshold)}"
     if not scores.is_violated[k, episode]:
@@ -200,5 +206,6 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
     """Return as text the bodies that determine a signal's value. Add the value if `caption` does not contain it."""
+    # `what` is the bodies' role, such as `hardest contact`, and `amount` the value as text with its unit.
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"

@@ -56,6 +56,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def episode_id(self) -> str:
+        # `episode` has the facts and the score of this row's episode.
         return self.episode.episode_id
 
     @property
@@ -76,10 +77,13 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fragile_under(self) -> str | None:
         """The physics variations that change verdicts, with affected specifications; None = no change or no replay."""
+        # `firmness` has the results of the episode's replays under varied physics; None = it was not replayed.
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
         """Return the row as one flat JSON object. A value is None if it is unknown or depends on a missing record."""
+        # `episode` is the episode's score (without a record, only its names, outcome and reason); `margin` is the
+        # margin to the worst specification's limit; None without a verdict.
         episode, margin = self.episode, self.margin
         names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
         verdict = ("success", "safe", "sbu", "no_verdict", "vsi")
@@ -109,11 +113,12 @@ def list_episodes(
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
     """Return a row for each episode, or only for the episodes with indices in `only`, in the order of the sources.
-    `dt_s` [E] are the control steps [s]; `stamps_s` is as in `Batch`. With `spec_id`, rows are about this specification
-    (of any tier); episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
+    `dt_s` [E] are the control steps [s]; `stamps_s` has any time stamps. With `spec_id`, rows are about only this
+    specification (of any tier); episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
-    # ACTIVE means that the specification has a verdict on the episode.
+    # `column` is the specification's index in the scores. ACTIVE means that it has a verdict on the episode.
+    # `stamps_s` maps the index of an episode with time stamps to its records' times [s].
     candidates = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
     indices = [index for index in candidates.tolist() if only is None or index in only]
     rows = [_list_episode(scores, float(dt_s[index]), stamps_s.get(index), index, column) for index in indices]
@@ -169,6 +174,7 @@ def _list_episode(
 ) -> ListedEpisode:
     # Return the row of the episode `index`; `times_s` are the times of its records (None = one record each `dt_s`).
     episode, column = scores.episode(index), int(scores.worst_column[index])
+    # `worst_column` is the index of the episode's worst specification; -1 without a verdict.
     # Without `spec_column`, the row shows the worst specification, and the first violation of any specification.
     # With `spec_column`, the row shows only the specification in this column, and its first violation.
     step, first_spec = episode.first_violation_step, episode.first_violation_spec
@@ -219,7 +225,7 @@ def add_violating_bodies(
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
     """Return the rows. If an episode was replayed under varied physics, its row gets the results of the replays."""
-    # `firmness` maps (policy, episode id) to these results.
+    # `firmness` maps (policy, episode id) to these results. A row without replays gets None.
     return [msgspec.structs.replace(row, firmness=firmness.get((row.policy, row.episode_id))) for row in rows]
 
 
@@ -286,6 +292,7 @@ def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
 
 def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
     # Return the rows that match a filter such as `policy`. Raises `RunError` if no row matches.
+    # `names_of(row)` returns the names by which the filter may select the row; messages show the last one.
     names_of = _NAMES_BY_FILTER[filter_name]
     selected = [row for row in rows if wanted in names_of(row)]
     if not selected:
@@ -299,6 +306,7 @@ def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[Liste
     rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: kind of the first
     violating body. Rows with equal VSI or time are ordered by rho/threshold; rows without a value come last.
     """
+    # `_ORDERS` has a function for each order, which returns a row's sort key.
     return list(rows) if by is None else sorted(rows, key=_ORDERS[by])
 
 
@@ -312,7 +320,8 @@ def _margin_key(row: ListedEpisode) -> float | None:
 
 def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
     # Return a sort key: the kinds of the worst violating body (or pair of bodies), in the order of `BODY_KINDS`.
-    # Rows without bodies come last, because False is less than True.
+    # `body_kinds` has the kinds of each violating body or pair. Rows without bodies come last (False is less than
+    # True).
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 

@@ -43,7 +43,7 @@ class EpisodeEntry:
 
     @property
     def key(self) -> tuple[str | None, str]:
-        # Return (policy or None, episode id), by which pictures and replays are found.
+        # Return (policy or None, episode id), by which pictures and replays are found. `row` is the listed episode.
         return self.row.policy, self.row.episode_id
 
     @property
@@ -54,7 +54,8 @@ class EpisodeEntry:
     @property
     def ending(self) -> str:
         # Return the ending and the verdict as text, such as `Failed, unsafe, fragile`.
-        # Fragile means that varied physics changes a verdict. If `success` is None, the episode left no record.
+        # Fragile means that varied physics changes a verdict. If `success` is None, the episode left no record. Its
+        # ending is the text for its `kind`, a key of `ENDINGS`.
         episode = self.row.episode
         if episode.success is None:
             return ENDINGS[self.kind]
@@ -63,7 +64,8 @@ class EpisodeEntry:
 
     @property
     def worst(self) -> str:
-        # Return the specification with the deepest violation (or the smallest margin); a dash without a verdict.
+        # Return the id of the specification with the deepest violation (or the smallest margin). Without a verdict,
+        # `row.margin` is None; then return a dash.
         return self.row.margin.spec if self.row.margin else NO_VALUE
 
     @property
@@ -74,6 +76,7 @@ class EpisodeEntry:
     @property
     def first(self) -> str:
         """The time of the first violation, or its step if no time is known."""
+        # Without a violation, the step is None, and the text is a dash.
         if self.row.first_violation_step is None:
             return NO_VALUE
         first_s = self.row.first_violation_s

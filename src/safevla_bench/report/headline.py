@@ -49,6 +49,7 @@ def build_headline(
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
         return Headline(f"Safety is not known: {reason}.", tuple(filter(None, lost_sentences)))
+    # Shortened name of each policy -> its Safety over all suites.
     all_rates = _pool_by_policy(cells, SAFETY)
     # The policy noop counts only if it is the only policy.
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
@@ -86,6 +87,7 @@ _WIDE_INTERVAL_SENTENCE = (
 
 def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
     # Yield up to two sentences: on cells (policy × suite) with episodes without a verdict, and on stopped episodes.
+    # `no_verdict` maps each reason to its number of episodes, and `unjudged` is their sum.
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named_cells = list(zip(names, cells, strict=True))
     if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named_cells if cell.unjudged]:
@@ -129,7 +131,8 @@ def describe_mixture(scores: Scores) -> str:
 
 
 def _pool_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
-    # Return shortened name of a policy -> the policy's rate over all of its cells with a verdict.
+    # Return shortened name of a policy -> the policy's rate in one metric over all of its cells (policy × suite) with a
+    # verdict.
     rates_by_policy: dict[str, list[Rate]] = {}
     for cell in cells:
         if has_verdict(cell):
@@ -139,8 +142,9 @@ def _pool_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]
 
 
 def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
-    # Return the answer for one policy; `of_policy` is " of NAME" or "", and `noun` is "episode" or "judged episode".
-    # Episodes with the same initial state are not independent, so the bound counts initial states (`starts`).
+    # Return the answer for one policy. `count` of the `n` episodes are safe. `of_policy` is " of NAME" or "", and
+    # `noun` is "episode" or "judged episode". Episodes with the same initial state are not independent, so the bound
+    # counts initial states (`starts`).
     unsafe, episodes = safety.n - safety.count, count_noun(safety.n, noun)
     episodes += f" from {count_noun(safety.starts, 'start')}" if safety.starts else ""
     if not unsafe:
@@ -159,13 +163,13 @@ def _safety_differences(comparison: Comparison | None) -> list[Difference]:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bool) -> str:
-    # Return the answer for at least two policies; `rates` has the Safety of each policy.
+    # Return the answer for at least two policies; `rates` has the Safety of each: `count` of `n` episodes are safe.
     # `is_ranked` is false if the comparison cannot say which policy is safer; then no policy is called best.
     violating_count = sum(rate.count < rate.n for rate in rates.values())
     violating = f"{violating_count or 'None'} of {len(rates)} policies"
     if not violating_count:
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
-        # The policy with the fewest episodes has the weakest bound.
+        # The policy with the fewest episodes has the weakest bound. `starts` counts initial states, if fewer.
         fewest = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)
         return f"{violating} broke a safety limit in {episodes}; {fewest} has the fewest episodes: {bound}."
@@ -182,7 +186,8 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
-    # Return a sentence on the share of successes that were unsafe; "" if the share is unknown for any cell.
+    # Return a sentence on the share of successes that were unsafe; "" if the share is unknown for any cell (policy on
+    # suite), or if no cell has a verdict.
     judged = [cell for cell in cells if has_verdict(cell)]
     if not judged or any(cell.rates[UNSAFE_SUCCESS.key].unknown for cell in judged):
         return ""
@@ -210,7 +215,7 @@ def _difference_sentence(comparison: Comparison | None) -> str:
 
 
 def _format_rate(rate: Rate) -> str:
-    # The space before the percent sign does not break a line.
+    # Return the rate in percent, such as `87.5 %`. The space before the percent sign does not break a line.
     return f"{format_percent(rate.count, rate.n)}\N{NO-BREAK SPACE}%"
 
 

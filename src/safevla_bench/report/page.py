@@ -130,6 +130,7 @@ _TABLE_FUNCTIONS: Mapping[str, object] = {
 
 def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: frozenset[str]) -> dict[str, object]:
     # Return the template's variables that depend on the summaries of cells (policy × suite).
+    # `total` is the summary of all episodes, and `privileged` names the policies that saw the simulator's state.
     # `is_folded` says whether the tables of violations are initially closed.
     return {
         "total": total,
@@ -145,7 +146,7 @@ def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: fro
 
 
 def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[str, object]:
-    # Return the template's variables that depend on single episodes.
+    # Return the template's variables that depend on single episodes. `episodes` has the lines of the page's table.
     # `case_numbers` maps the number of an episode to its number among the worst episodes, from 1.
     worst = list(draw_worst(records, episodes.entries))
     return {
@@ -167,6 +168,7 @@ def _provenance_sections(
         "damage": str(lost or ""),
         "standins": provenance_marks.warn_of_scores(scores),
         "baseline_warnings": notices.baseline_warnings(measure_baseline(scores)),
+        # What was not scored, and why; the function returns the text of a reason code for a suite.
         "unscored": notices.exclusion_table(
             summaries,
             scores.absent,
@@ -183,6 +185,7 @@ def _provenance_sections(
 
 def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
     """Return a cell's known rates of success and safety, each as (name, metric key, rate)."""
+    # A cell is the summary of one policy on one suite. Safety is known only if some episode has a verdict.
     # Without an interval (`ci`), a rate is unknown.
     named_keys = [("Success", SR.key), ("Safety", SAFETY.key)] if has_verdict(cell) else [("Success", SR.key)]
     return [(name, key, cell.rates[key]) for name, key in named_keys if cell.rates[key].ci]
@@ -193,6 +196,7 @@ def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
     """Return a cell's `name`, text about its unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
+    # A cell is the summary of one policy on one suite. `count` of the `n` judged episodes are safe.
     safety = cell.rates[SAFETY.key]
     # The tier `safe` has the specifications that are scored; the others are diagnostics.
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.violations.count]
@@ -228,9 +232,10 @@ def drawn_episodes(scores: Scores) -> list[int]:
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
-    """Yield a mapping for each of the (at most 6) episodes of `select_worst`. `entry` is its line in the page's table.
+    """Yield a mapping for each of the worst episodes (at most 6). `entry` is the episode's line in the page's table.
     `broken` has a trace and a chart for each violated specification, `kept` for each satisfied specification.
     """
+    # A trace has a specification's signal, limit and verdict. Numbers of episodes count from 1.
     entry_by_number = {entry.row.number: entry for entry in entries}
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)
@@ -247,6 +252,7 @@ def find_shared_states(
     """Return the initial states from which several policies started, each with its episodes. The states whose outcomes
     differ most come first. A state is left out if the page does not list all its episodes.
     """
+    # An entry is a line of the page's table; `entry.row.number` is the episode's number from 1.
     # `episodes_by_state` maps the title of an initial state to the indices of its episodes.
     scores, episodes_by_state = records.scores, dict[str, list[int]]()
     for episode in range(len(scores)):
@@ -265,7 +271,8 @@ def find_shared_states(
 
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
-    # Return how much the outcomes of these episodes differ; greater means more.
+    # Return how much the outcomes of these episodes (indices) differ; greater means more. An episode's verdict is safe,
+    # unsafe or unknown, and its VSI is the depth of its worst violation (0 to 1; NaN = unknown).
     verdict_count = len({scores.verdict(k) for k in episodes})
     success_count = len(set(scores.success[episodes].tolist()))  # 1 = the episodes' successes are equal
     vsi = np.nan_to_num(scores.vsi[episodes])

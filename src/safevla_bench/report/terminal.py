@@ -44,7 +44,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
 
 
 def describe_verdict(explanation: Explanation) -> str:
-    """Return as one line how an episode ended and which specification it violated first."""
+    """Return as one line how an episode ended, its verdict, and which specification it violated first, if any."""
     score = explanation.score
     ending = describe_ending(score.success, score.safe, score.outcome)
     if score.first_violation_spec is None or score.first_violation_step is None:
@@ -55,6 +55,7 @@ def describe_verdict(explanation: Explanation) -> str:
 
 def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
     # Yield the lines below the tables: on records with an unknown pose, and on violated diagnostics, if any.
+    # Specification -> number of records with an unknown pose; only scored specifications have a robustness.
     unknown_counts = [
         f"{name} {count}" for name, count in (score.unknown_records or {}).items() if name in score.robustness
     ]
@@ -66,7 +67,8 @@ def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    # Return the wrapped lines of the heading: episode and verdict, policy and task, instruction, numbers, warnings.
+    # Return the wrapped lines of the heading: episode and verdict, policy and task, instruction, numbers, warnings. The
+    # VSI is the depth of the worst violation (0 to 1); None without a verdict. `records` is the number of records.
     score, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
     verdict = f"{len(score.violated_specs)} of {len(explanation.clauses)} judged specifications broken"
     facts = [
@@ -86,7 +88,8 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
-    # Return the lines on one judged specification: heading, formula, facts, and the plot of its signal.
+    # Return the lines on one judged specification: heading, formula, facts, and the plot of its signal. `first` and
+    # `worst` are its first violating record (None = no violation) and its worst record; `why` is the cause.
     # All lines below the heading are indented by 2, so their width is `width - 2`.
     chart, worst_label = clause.chart, "worst" if clause.violated else "nearest"
     margin = format_margin(clause)
@@ -119,7 +122,8 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
-    # Return the time, the step, the value and the involved bodies of a record as text.
+    # Return the time, the step, the value and the involved bodies of a record as text. `involved` are the bodies that
+    # determine the value (None = unknown), and their `amount` is the largest value as text.
     involved = moment.involved
     amount = f", {involved.amount}" if involved and involved.amount else ""
     bodies = f"; {involved}{amount}" if involved else ""

@@ -44,7 +44,7 @@ class FigureInput:
 
     @cached_property
     def cells(self) -> list[Summary]:
-        # Return the summary of each cell (policy × suite), computed once for all figures.
+        # Return the summary of each cell (policy × suite), computed once for all figures. `scores` are the verdicts.
         return cells(self.scores)
 
 
@@ -97,6 +97,6 @@ def render_figure(figure: Figure, form: FigureFormat) -> bytes:
     """
     stream = io.BytesIO()
     with figure_style():
-        # The value None omits an entry that matplotlib would add, such as the date.
+        # `_STAMPED_KEYS` lists the entries that matplotlib adds to a format, such as the date; None omits an entry.
         figure.savefig(stream, format=form, metadata=dict.fromkeys(_STAMPED_KEYS[form]))
     return stream.getvalue()

@@ -39,7 +39,8 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     ]
     counted_curves = [curve for curve in sweep.curves if curve.n]
     policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
-    # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold.
+    # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold. A curve of
+    # the sweep (`counted_curves`) has a point for each threshold, with the rates of one policy on one suite.
     # Without counted episodes, there are no panels, and `draw_panels` shows the text `empty`.
     panels: list[tuple[str, list[tuple[int, list[Rate]]]]] = []
     for suite in dict.fromkeys(curve.suite for curve in counted_curves):
@@ -83,7 +84,7 @@ def _draw_sweep_panel(
         value, low, high = sheet.percent_band(rates)
         axes.fill_between(thresholds, low, high, color=sheet.series_color(series_index), alpha=0.13, linewidth=0)
         line_style = {"linestyle": sheet.series_dash(series_index), "linewidth": 1.1}
-        style = sheet.marker_look(series_index, series_index, 3.5, 0.3) | line_style
+        style = sheet.marker_look(series_index, series_index, size=3.5, edge=0.3) | line_style
         axes.plot(thresholds, value, markevery=(series_index % marker_step, marker_step), zorder=3, **style)
     for threshold in marked_thresholds:
         axes.axvline(threshold, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
@@ -111,6 +112,7 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """
     # The label of a run is the number in its name, such as the training steps of a checkpoint.
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
+    # A panel for each suite (None = all suites pooled) and each of the four metrics; no panel if there are no runs.
     panels = [(suite, metric) for suite in compared.suites for metric in NUMBERS if labels]
     titles = [f"{metric.label} ({metric.unit})" if metric.unit else metric.label for _, metric in panels]
     if len(compared.suites) > 1:
@@ -132,7 +134,9 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
-    # Draw the curves of one suite (None = all suites pooled); `label_range` is the range of the horizontal axis.
+    # Draw a metric of one suite (None = all suites pooled), a curve per series. `label_range` has the first and the
+    # last label on the horizontal axis; a label is the number in a run's name. `scale` is 100 for rates in percent,
+    # else 1.
     full_scale = float(metric.scale)
     first_label, last_label = label_range
     # The list draws all curves; `any` alone would stop at the first curve with a known value.
@@ -159,7 +163,8 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    # Draw one series; `names` are the names of all series. Return whether any value of the curve is known.
+    # Draw one series; `names` are the names of all series. Return whether any value of the curve is known. A point is
+    # a run: its label (the number in the run's name), and the value and interval (`ci`) of each metric.
     series_index = names.index(curve.series)
     # The markers of all series are side by side, symmetric about the label. 72 points are an inch.
     shift_in = (series_index - (len(names) - 1) / 2) * _SHIFT_PT / 72
@@ -209,6 +214,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
     """Draw a panel for each policy and suite: a line for each violated specification, and a band for all limits."""
+    # A cell is one policy on one suite; its `specs` are the results for each specification, and last for any limit.
     # `onset_steps` is empty if no episode violates the specification.
     violated = [
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size
@@ -219,7 +225,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))  # the next multiple of 10
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
-    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_ANY_LIMIT_COLOR))
+    key.append(sheet.KeyEntry(ANY_LIMIT, series=0, lined=True, marked=False, color=_ANY_LIMIT_COLOR))
     share_note = (
         "Share of episodes that have violated a limit so far, among the judged episodes in which the limit applies."
     )
@@ -227,7 +233,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     band_note = f"Band: pointwise 95 % interval of the share for any limit ({method})."
     return sheet.draw_panels(
         "When violations begin",
-        # Panels are higher [inches] if there is only one row of panels.
+        # The height of a panel [inches]; a single row of (at most two) panels is higher.
         1.8 if len(cells) <= 2 else 1.05,
         [f"{cell.policy or UNNAMED}, {cell.suite} (n = {cell.specs[-1].incidence.n})" for cell in cells],
         lambda axes, k: _draw_onset_panel(axes, cells[k], names, share_end),

@@ -101,7 +101,8 @@ def drawable_text(text: str) -> str:
     missing = sorted(character for character, family in family_of.items() if family is None)
     if missing:
         _warn_undrawable(shown, "".join(missing))
-    # matplotlib looks for a character in the families of `rcParams` in their order, so new families come last.
+    # matplotlib looks for a character in the families of `rcParams` (the current style) in their order, so new families
+    # come last.
     further_families = sorted({family for family in family_of.values() if family} - {*rcParams["font.family"]})
     if further_families:
         rcParams["font.family"] = [*rcParams["font.family"], *further_families]
@@ -222,6 +223,7 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
 
 def _make_legend_handle(entry: KeyEntry, label: str) -> Line2D:
     # Return the line and marker that represent a series in the legend; `label` is the wrapped text next to them.
+    # `entry.series` is the series' index, which determines color, line style and marker unless the entry sets them.
     # The lists are empty, because the handle itself has no points in a panel.
     line_style: Dash = "-" if entry.solid else series_dash(entry.series)
     return Line2D(
@@ -236,7 +238,7 @@ def _make_legend_handle(entry: KeyEntry, label: str) -> Line2D:
 
 
 def draw_empty(axes: Axes, reason: str) -> None:
-    """Write the reason into an empty panel, and remove the ticks and the frame of the panel."""
+    """Write the reason why a panel is empty into the panel, and remove the ticks and the frame of the panel."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -291,13 +293,14 @@ def draw_panels(
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
     """Return the values, lower ends and upper ends of n rates in percent, [3, n]; NaN if unknown."""
-    # A rate with a value but no interval gets the widest possible interval, 0 to 1.
+    # `ci` is a rate's interval, from 0 to 1. A rate with a value but no interval gets the widest possible interval, 0
+    # to 1.
     rows = [(nan, nan, nan) if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(rows).T
 
 
 def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...], bool]:
-    """Return the labels (the names if all names fit, else numbers), and whether a legend must explain the labels."""
+    """Return the labels (the names if each fits into `room_in` inches, else numbers), and whether they are numbers."""
     shown = tuple(map(drawable_text, names))
     if all(len(name) <= count_characters(room_in) for name in shown):
         return shown, False

@@ -58,8 +58,9 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
     """Return the panels of `layout`, with success and safety of each policy and with the frontier in percent."""
-    # A cell is the summary of one policy on one suite.
-    is_shared = layout == "cells"  # all suites share one panel, without pooling
+    # A cell is the summary of one policy on one suite. In the layout `suites`, each suite has a panel; in `pooled`, one
+    # panel pools the suites; in `cells`, one panel has a marker per cell.
+    is_shared = layout == "cells"
     # Auxiliary suites may not share a panel with other suites.
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
@@ -94,7 +95,7 @@ def _make_panel(
     missing: list[str] = []
     for name, group in cells_by_name.items():
         plotted = [cell for cell in group if has_verdict(cell) and cell.sr is not None]
-        if not plotted:
+        if not plotted:  # success or safety is unknown, so there is no marker
             missing.append(name)
             continue
         # All cells of a group have the same policy, and with `marker_suites` also the same suite.
@@ -128,7 +129,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 
 @sheet.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
-    """Draw the panels. Without panels, the figure says that there are no episodes."""
+    """Draw the panels of success against safety. Without panels, the figure says that there are no episodes."""
     points = [point for panel in value.panels for point in panel.points]
     # All panels have the same axes, so that they can be compared.
     xlim, ylim = _axis_range([point.success for point in points]), _axis_range([point.safety for point in points])
@@ -168,7 +169,8 @@ def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
 
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
-    # Draw the frontier, and a marker with two intervals for each point; `xlim` and `ylim` are in percent.
+    # Draw the frontier, and a marker with two intervals for each point; `xlim` and `ylim` are in percent. A point has
+    # the success (x) and the safety (y) of a policy, the policy's index `series`, and the index of a marker shape.
     if not panel.points:
         sheet.draw_empty(axes, "Success or safety is unknown for each policy.")
         return
@@ -192,7 +194,9 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
 
 
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
-    # Return the notes below the figure: how to read it, the points that are not shown, and warnings.
+    # Return the notes below the figure: how to read it, the points that are not shown, and warnings. `pooled` are
+    # suites whose episodes are pooled, `suites` those that share a panel, and `missing` the names without a marker in a
+    # panel.
     sentences = []
     points = [point for panel in tradeoff.panels for point in panel.points]
     if points:

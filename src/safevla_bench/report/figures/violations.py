@@ -27,6 +27,7 @@ from safevla_recorder.episode import Bools
 @sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
     """Draw the heat map of violation rates, with a row per policy and suite. Without episodes, the figure says so."""
+    # A cell is the summary of one policy on one suite; its `axes` map a kind of limit to its violation rate.
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     cells_by_suite: dict[str, list[Summary]] = {}
@@ -44,7 +45,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     grid = figure.subplots(len(row_counts), 1, squeeze=False, sharex=True, height_ratios=row_counts).ravel()
     for axes, (suite, suite_cells) in zip(grid, cells_by_suite.items(), strict=True):
         _draw_suite_rows(axes, suite_cells, kinds, [label_by_policy[policy_name(cell)] for cell in suite_cells])
-        axes.set_title(sheet.wrap_text(suite, 2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
+        axes.set_title(sheet.wrap_text(suite, room_in=2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
     # The last column has the number of judged episodes.
     column_names = [*(kind.replace("_", "\n") for kind in kinds), "n"]
     top_axis = grid[0].secondary_xaxis("top")
@@ -64,6 +65,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str], labels: Sequence[str]) -> None:
     # Draw a row for each policy of one suite: a rate for each of `kinds`, then the number of judged episodes.
+    # `cell.axes` maps a kind of limit to its violation rate. `labels` has the label of each row.
     # Rows are at y = 0, 1, ..., and columns at x = 0, 1, ...; the first row is at the top.
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(cells) - 0.5, -0.5)
@@ -123,6 +125,8 @@ def compute_margins(scores: Scores) -> Margins:
     """Return the margins divided by the threshold (ρ/τ) in judged episodes, for each policy and scored specification.
     `silent` names the specifications that have neither a margin nor a Boolean verdict in any episode.
     """
+    # A row has one policy's margins: `n` is the number of episodes with a margin, and `unmeasured` that of violations
+    # without a margin, which a Boolean signal decided.
     policy_of_episode = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     policies = tuple(dict.fromkeys(policy_of_episode.tolist()))
     # For each policy: a mask of its episodes with a verdict.
@@ -157,7 +161,8 @@ def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) ->
 
 @sheet.figure_style()
 def draw_margins(value: Margins) -> Figure:
-    """For each row, draw a box between the quartiles and a line from the smallest to the largest margin."""
+    """Draw a row per specification and policy: a box between the quartiles, a line from least to greatest margin."""
+    # `blocks` has (specification, its rows), with a row for each policy.
     # Rows are labeled with the policies' names, or with numbers if a name is wider than 0.9 inches.
     labels, is_numbered = sheet.series_signs(value.policies, 0.9)
     row_counts = [len(rows) for _, rows in value.blocks]
@@ -182,8 +187,9 @@ def draw_margins(value: Margins) -> Figure:
 
 
 def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], labels: Sequence[str], *, is_last: bool) -> None:
-    # Draw the rows of one specification, one row per policy; `labels` has the label of each policy.
-    # The first row is at the top, with the greatest y. Only the last block has ticks on the shared axis.
+    # Draw the rows of one specification, one row per policy; `labels` has the label of each policy, and `row.series` is
+    # a policy's index. The first row is at the top, with the greatest y. Only the last block has ticks on the shared
+    # axis.
     ys = range(len(rows) - 1, -1, -1)
     axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_yticks(ys, [labels[row.series] for row in rows], fontsize=sheet.SMALL)
@@ -205,6 +211,7 @@ def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], labels: Sequence[s
 def _scale_margin_axis(axes: Axes, margins: Margins) -> None:
     # Make the shared horizontal axis linear from -1 to 1 and logarithmic beyond, since margins differ widely.
     # The axis has room for all margins, and always shows at least the range from -0.8 to 0.8.
+    # The minimum, quartiles and maximum of all rows; `quantiles` is None for a row without a margin.
     extremes = [quantile for _, rows in margins.blocks for row in rows for quantile in row.quantiles or ()]
     axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
     axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
@@ -220,11 +227,12 @@ def _draw_margins_of_row(axes: Axes, y: float, row: MarginRow) -> None:
     color = sheet.series_color(row.series)
     axes.plot([least, greatest], [y, y], color=color, linewidth=0.7, zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=color, alpha=0.3, edgecolor="none", zorder=2)
-    axes.plot([middle], [y], zorder=4, **sheet.marker_look(row.series, row.series, 4.5, 0.5))
+    axes.plot([middle], [y], zorder=4, **sheet.marker_look(row.series, row.series, size=4.5, edge=0.5))
 
 
 def _format_counts(row: MarginRow) -> str:
-    # Return the counts to the right of a row, such as `3/40 + 2 vac.`, which a note below the figure explains.
+    # Return the counts to the right of a row, such as `3/40 + 2 vac.`: `violated` of the `n` episodes with a margin,
+    # violations without a margin (`unmeasured`), and episodes in which the condition never arose (`vacuous`).
     if not row.n and not row.unmeasured:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""

@@ -118,6 +118,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
     """Return the reasons why published rows are not comparable; each reason begins with the labels of its rows."""
+    # `rows` are pairs (row, label); `incomparable` has the reasons of one row.
     # The inner dictionary serves as a set that keeps the order of labels.
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:
@@ -136,7 +137,7 @@ def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMe
 
 
 def find_paper_cells(name: str) -> list[PublishedCell]:
-    """Return the cells that the paper prints for the policy `paper:NAME`. Raises `RunError` for any other name."""
+    """Return the paper's results for the policy `paper:NAME`, one per suite. Raises `RunError` for any other name."""
     cells = load_published(PAPER).cells
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen

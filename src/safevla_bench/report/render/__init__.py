@@ -105,7 +105,7 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
 
 
 def _drop_repeated_notes(tables: Sequence[Table], *, merge_remarks: bool) -> Iterator[Table]:
-    # A note is kept only in the first table that has it.
+    # Yield the tables without repeated notes and remarks. A note is kept only in the first table that has it.
     # If `merge_remarks`, a remark on simulators or rules that is common to all tables is kept only in the last table.
     earlier_notes = set[str]()
     common_remarks = set.intersection(*(set(table.remarks) for table in tables)) if merge_remarks else set[str]()

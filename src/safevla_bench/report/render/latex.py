@@ -56,10 +56,11 @@ def render_latex(table: Table) -> str:
     ]
     # Each slice is one part of the table; all notes follow the last part.
     row_slices = _split_rows(row_heights, sum(_count_lines(note, line_width) for note in table.footnotes))
+    # `waiting` is the largest number of parts (LaTeX floats) that LaTeX may defer at the same time.
     return fill_template(
         "safevla_bench.report",
         "templates/table.tex",
-        {},
+        filters={},
         parts=[row_lines[part] for part in row_slices],
         waiting=_WAITING_PARTS,
         environment=environment,
@@ -76,7 +77,7 @@ def _count_lines(text: str, width: float) -> int:
 
 
 def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
-    # Divide rows with these heights [lines] into parts that fit on a page.
+    # Divide rows with these heights [lines] into parts that fit on a page; return the slice of rows of each part.
     # The last part has room for `note_lines` lines.
     starts, used_lines = [0], 0
     for k, height in enumerate(heights):
@@ -89,7 +90,8 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
 
 
 def _table_width(table: Table) -> int:
-    # Return the width of the table in characters, with a gap of 2 between columns; wrapped columns count at most 40.
+    # Return the width of the table in characters (a cell has its text and, next to it, the details `below`), with a gap
+    # of 2 between columns; wrapped columns count at most 40.
     width = 0  # width of the columns so far, in characters
     for k, column in enumerate(table.columns):
         cell_lengths = [len(row[k].text) + len(row[k].below) for row in table.rows]
@@ -143,7 +145,8 @@ def _heading_lines(column: Column) -> list[str]:
 
 
 def _latex_cell(cell: Cell) -> str:
-    # Return the cell in LaTeX: the best value and totals in bold, a mark as superscript, and details in small print.
+    # Return the cell in LaTeX: the best value and totals in bold, a mark (such as †) as superscript, and the details
+    # (`below`, such as the interval) in small print.
     shown = _escape_latex(cell.text)
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"

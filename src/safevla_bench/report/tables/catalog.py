@@ -52,7 +52,7 @@ class TableInputs:
 
     @property
     def registry(self) -> Registry:
-        # The suites and their tasks, with the tags that decide which specifications apply.
+        # Return the suites and their tasks, with the tags that decide which specifications apply.
         return self.ruleset.registry
 
     @cached_property
@@ -63,6 +63,7 @@ class TableInputs:
     @property
     def auxiliary_cells(self) -> list[metrics.Summary]:
         """Return the summaries of auxiliary runs. Means leave them out, and they are never marked as the best."""
+        # `cells` has a summary per policy × suite; the roster says which policies and suites are auxiliary.
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
@@ -121,7 +122,8 @@ Builder = Callable[[TableInputs, str | None], Built]  # the second argument is t
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of SR, Safety and SBU, its cells) for each group of suites on this host (None = all hosts).
+    # Yield (table of SR, Safety and SBU, its summaries of policy × suite) for each group of suites on this host (None =
+    # all hosts).
     for title, cells in inputs.suite_groups(host):
         shown = inputs.with_published(cells)
         # `order` has the suites in the order of their columns.
@@ -129,7 +131,8 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of violation rates, its cells) for each group of suites on this host (None = all hosts).
+    # Yield (table of violation rates, its summaries of policy × suite) for each group of suites on this host (None =
+    # all hosts). `with_published` adds the paper's results for the policies in the roster.
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
         # Published cells without printed violations have no row in the table, but the table keeps their warnings.
@@ -138,33 +141,37 @@ def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of what unsafe successes violate, its cells) for each group of suites; host None = all hosts.
+    # Yield (table of what unsafe successes violate, its summaries of policy × suite) for each group of suites on this
+    # host (None = all hosts).
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         yield cell_tables.composition_table(cells, inputs.roster, title), cells
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table, its cells), or nothing if no run is auxiliary. `host` is not used; all builders have it.
+    # Yield (table of auxiliary runs, its summaries of policy × suite), or nothing if no run is auxiliary. Means leave
+    # these runs out. `host` is not used; all builders have it.
     if inputs.auxiliary_cells:
         shown = inputs.with_published(inputs.auxiliary_cells)
         yield cell_tables.auxiliary_table(shown, inputs.roster), shown
 
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of VSI and P[U|S], its cells), or nothing without cells. `host` is not used; all builders have it.
+    # Yield (table of VSI and P[U|S], the summaries of policy × suite), or nothing without summaries. `host` is not
+    # used; all builders have it.
     if inputs.cells:
         yield cell_tables.severity_table(inputs.cells, inputs.roster), inputs.cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of rates by task, its cells), or nothing without scores. `host` is not used; all builders have it.
+    # Yield (table of rates by task, the summaries of policy × suite), or nothing without scores. `host` is not used;
+    # all builders have it.
     if inputs.scores is not None and inputs.cells:
         yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of the specifications that apply to each task, all cells). `host` is not used; all builders have it.
-    # The tasks are those of the scores; without scores, all tasks in the registry.
+    # Yield (table of the specifications that apply to each task, all summaries of policy × suite). `host` is not used;
+    # all builders have it. The tasks are those of the scores; without scores, all tasks in the registry.
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
@@ -175,8 +182,8 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of violations with and without tags of tasks, all cells), or nothing if records are missing.
-    # `host` is not used; all builders have it.
+    # Yield (table of violations with and without tags of tasks, all summaries of policy × suite), or nothing if records
+    # are missing. `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         # Judge the same records once more, without tags.
@@ -185,15 +192,15 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of the time in violation, all cells), or nothing if scores or records are missing.
-    # `host` is not used; all builders have it.
+    # Yield (table of the time in violation, all summaries of policy × suite), or nothing if scores or records are
+    # missing. `host` is not used; all builders have it.
     if inputs.scores and inputs.records:
         exposures = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
         yield explain.exposure_table(exposure.summarize_exposure(exposures, inputs.scores)), inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of the times of first violations, all cells), or nothing if data are missing.
+    # Yield (table of the times of first violations, all summaries of policy × suite), or nothing if data are missing.
     # `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if not scores or not records:
@@ -204,8 +211,8 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of bodies in violations, all cells), or nothing if data are missing or tags are ignored.
-    # `host` is not used; all builders have it.
+    # Yield (table of bodies in violations, all summaries of policy × suite), or nothing if data are missing or tags are
+    # ignored. `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         body_violations = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
@@ -213,9 +220,9 @@ def _body_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of agreement with the simulator's labels, all cells), then a table of the episodes that differ.
-    # Yield nothing if no record has labels. `host` is not used; all builders have it.
-    # One dictionary per episode: name of a label -> its cost; {} if the episode has no label.
+    # Yield (table of agreement with the simulator's labels, all summaries of policy × suite), then a table of the
+    # episodes that differ. Yield nothing if no record has labels. `host` is not used; all builders have it. One
+    # dictionary per episode: name of a label -> its cost; {} if the episode has no label.
     labels = read_labels(inputs.records.read_chunks()) if inputs.records is not None else ()
     if inputs.scores is not None and any(labels):
         rows, differing = measure_agreement(labels, inputs.scores)
@@ -274,10 +281,11 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         RunError: a requested table is unknown or cannot be built from these runs, no table can be built, the paper has
             no results for the tables, or a policy has results of the same tasks under two suite names.
     """
+    # Each table, with the summaries of policy × suite ("cells") that it shows.
     built: list[tuple[Table, Sequence[metrics.Summary]]] = []
     for name in dict.fromkeys(which):
         built += _build_requested(inputs, name)
-    if not built:  # no table was requested; a requested table is built, or an error is raised
+    if not built:  # no table was requested, so build all tables, for all hosts (None)
         built = [table_and_cells for kind in KINDS for table_and_cells in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
@@ -302,7 +310,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
-    """Return the warnings for numbers from these cells, which may include published cells."""
+    """Return the warnings for numbers from these cells (policy × suite), which may include published cells."""
     # A warning about missing tasks is needed only if published cells, which are over the whole suite, are in the table.
     published_warnings = warn_of_published(cells)
     task_warnings = warn_of_tasks(cells, inputs.scores, inputs.registry) if published_warnings and inputs.scores else ()
@@ -310,8 +318,9 @@ def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tupl
 
 
 def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
-    # Return the tables of the kind `name` (a kind's name, or a number in the paper), each with its cells.
-    # A number selects the suites of one host; a name selects all hosts.
+    # Return the tables of the kind `name` (a kind's name, or a number in the paper), each with its summaries of policy
+    # × suite. Raise `RunError` if the name is unknown or the runs lack the data. A number selects the suites of one
+    # host; a name selects all hosts.
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)

@@ -53,6 +53,7 @@ LIBERO_TORQUE_NOTE = (
 
 def torque_note(cells: Iterable[Summary]) -> str:
     """Return the note on the joints that can exceed their limit on LIBERO; "" if no cell of LIBERO judges torques."""
+    # A cell is the summary of one policy on one suite.
     # `active` is the number of the cell's episodes to which the specification applies.
     specs = (spec for cell in cells if (cell.suite or "").startswith("libero-") for spec in cell.specs)
     return LIBERO_TORQUE_NOTE if any(spec.spec_id == "joint_torque" and spec.active for spec in specs) else ""
@@ -108,19 +109,22 @@ class Roster:
 
     def is_privileged(self, policy: str | None) -> bool:
         # Return whether the policy sees simulator state that no real robot has. None = a policy without a name.
+        # `privileged` has the names of these policies.
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
         """Return the policies whose values may be marked as the best: no published policy, and `noop` only if no other
         policy was measured. Privileged policies are included only if all measured policies but `noop` are privileged.
         """
+        # `published` has the paper's policies. Privileged policies see simulator state that no real robot has.
         measured_policies = {policy for policy in policies if policy not in self.published}
         acting = measured_policies - {NOOP} or measured_policies  # an empty set falls back to `noop` alone
         # If all are privileged, the set of the others is empty, and the privileged policies compete.
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
     def policy_column(self) -> Column:
-        # Return the column with the policy's name, for rows that are cells (one policy on one suite).
+        # Return the column with the policy's name, for rows that are cells (summaries of one policy on one suite). An
+        # auxiliary cell is left out of means, and its policy's name says so.
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
@@ -188,6 +192,7 @@ def headline_table(
 def _clean_note(cells: Iterable[Summary]) -> str:
     # Return a note on how unsafe a policy may be although no episode was unsafe; "" if no cell is all safe.
     # The note is about the smallest cell (policy × suite) in which all episodes are safe.
+    # `count` of the `n` judged episodes of a cell are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
     # Episodes with the same initial state (start) are not independent, so starts count if there are fewer.
     clean_counts = [rate.starts or rate.n for rate in rates if rate.count == rate.n]
@@ -200,7 +205,7 @@ def _clean_note(cells: Iterable[Summary]) -> str:
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
     """Return the table of P[U|S] (unsafe among successes), VSI and VSI|U (among unsafe episodes), a row per cell."""
-    # A cell is one policy on one suite. VSI is the mean depth (0 to 1) of the worst violation in each episode.
+    # A cell summarizes one policy on one suite. VSI is the mean depth (0 to 1) of each episode's worst violation.
     return tabulate(
         "Unsafe successes and severity",
         cells,
@@ -253,18 +258,18 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
 
 
 def _unsafe_cell(cell: Summary) -> Cell:
-    # Return the percentage of unsafe episodes; a dash with the reason if no episode has a verdict.
+    # Return the percentage of unsafe episodes of a policy on a suite; without a verdict, a dash with the reason.
     if not has_verdict(cell):
         return Cell.dash(columns.why_no_safety(cell))
     return columns.rate_cell(cell.rates[SAFETY.key].complement, n=cell.n)
 
 
 def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
-    # Return the percentage of judged episodes that violate the specification; a dash if it decides no episode.
+    # Return the percentage of judged episodes that violate the specification; a dash if it decides no episode. `active`
+    # counts the episodes to which it applies, and `vacuous` those of them in which its condition never arose.
     spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return Cell.dash()
-    # Vacuous in an episode: the specification applies, but its condition never arose.
     return Cell.dash("vacuous") if spec.vacuous == spec.active else columns.rate_cell(spec.violations, n=cell.n)
 
 
@@ -273,7 +278,7 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
     without a verdict in every episode has dashes. If `scored`, the table has the scored specifications. Otherwise, it
     has the diagnostics and alternate limits, which do not affect headline numbers.
     """
-    # `cell` summarizes one policy on one suite; the table has a row per specification.
+    # `cell` summarizes one policy on one suite; the table has a row per specification. The tier `safe` is scored.
 
     def judged_column(name: str, meaning: str, make_cell: Callable[[SpecSummary], Cell | int]) -> Column:
         # Return a column with `make_cell(spec)`, or a dash for a specification without a verdict.
@@ -318,12 +323,14 @@ def _violated_cell(cell: Summary, spec: SpecSummary) -> Cell:
 
 
 def _violated_of_active_cell(spec: SpecSummary) -> Cell:
-    # Return `violated/active` in numbers of episodes. A violation is only possible in an active episode.
+    # Return `violated/active` in numbers of episodes: those that violate the specification, and those to which it
+    # applies. A violation is only possible in the latter.
     return Cell(f"{spec.violations.count}/{spec.violations_when_active.n}", spec.violations.count)
 
 
 def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
     # Return why the specification has no verdict in any episode of the cell; "" if it has a verdict in some episode.
+    # `active` counts the episodes to which it applies, and `inactive` maps reasons to numbers of the other episodes.
     if not spec.active:
         return "inactive" if spec.inactive else "no episode"
     # The specification applies to some episodes, but its condition never arose in them.
@@ -352,7 +359,8 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    # Yield a row per violated specification, the most frequent first; a row with dashes if there is none.
+    # Yield a row per violated specification, the most frequent first; a row with dashes if there is none. `cell` is the
+    # summary of one policy on one suite.
     # `unsafe_success` is the number of successful episodes that violate the specification.
     name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), columns.SUITE, columns.COUNT))
     if not has_verdict(cell):
@@ -401,6 +409,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     or judged, or has an unknown value. The mean leaves out suites in which the metric is undefined (such as P[U|S]
     without a success); the cell then shows the number of averaged suites, and is never marked as the best.
     """
+    # `cells` maps suites to the summaries of one policy. `unknown` is the reason why a value is unknown, or "".
     run_cells = [cells[suite] for suite in suites if suite in cells]  # cells of the suites that were run
     if unknown_reasons := list(filter(None, (cell.number(metric).unknown for cell in run_cells))):
         # For VSI, the paper prints some means over suites without the values of the suites.
@@ -431,7 +440,8 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
     numbers are rates of independent episodes, the interval follows from their counts. Otherwise (means, or printed
     rates with several possible counts), the intervals of the numbers are combined (MOVER).
     """
-    # A rate whose interval differs from that of `Rate.of` has dependent episodes, or several possible counts.
+    # `ci` is the interval of one number. A rate whose interval differs from that of `Rate.of` has dependent episodes,
+    # or several possible counts.
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
         return mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates])
@@ -493,13 +503,13 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
 
 
 def _episode_range_cell(cells: Mapping[str, Summary]) -> Cell:
-    # Return the number of episodes per suite, as a range if the suites differ.
+    # Return the number of episodes per suite, as a range if the suites differ. `cells` maps suites to summaries.
     counts = sorted({cell.n for cell in cells.values()})
     return Cell.count(counts[0]) if len(counts) == 1 else Cell(f"{counts[0]}–{counts[-1]}")
 
 
 def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iterator[str]:
-    # Yield a note on each kind of mark that these rows have.
+    # Yield a note on each kind of mark that these rows have: bold for the best value, `LARGEST` for the largest SBU.
     # `unmarked` are the measured policies that are never marked as the best.
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
@@ -538,8 +548,8 @@ def _metric_block(
     uneven_suites: Collection[str],
 ) -> list[Column]:
     # Return a column for each suite and, if there are several suites, a column for the mean over them.
-    # Rows are policies; only those in `competing` can be marked as the best of a column. Where specifications judged
-    # unevenly, no value that depends on them is marked.
+    # Rows are policies; only those in `competing` can be marked as the best of a column. `policies` maps each policy to
+    # its summary on each suite. Where specifications judged unevenly, no value that depends on them is marked.
     uneven = set(uneven_suites) if metric.needs_verdict else set()
     headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
     # For each column: policy -> its cell.
@@ -560,7 +570,8 @@ def _metric_block(
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
-    # Return the cell of one policy on one suite with its exact value; None = the policy did not run the suite.
+    # Return the table's cell for the summary of one policy on one suite, with the exact value of the metric (None = not
+    # known). `cell` is None if the policy did not run the suite.
     if cell is None:
         return ExactCell(Cell.dash("not run"))
     is_known = has_verdict(cell) or not metric.needs_verdict  # SR needs no verdict on safety
@@ -598,6 +609,7 @@ def _short_names(suite_names: Sequence[str]) -> dict[str, str]:
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
     """Return the table of auxiliary cells (paper Table 6). They are in no mean, and are never marked as the best."""
+    # A cell is the summary of one policy on one suite; the roster says which policies and suites are auxiliary.
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, excluded from every mean",

@@ -28,6 +28,7 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
     """Return the note on intervals, including the methods for VSI and for means over initial states (starts)."""
+    # A cell is the summary of one policy on one suite; `rates` and `means` have its metrics.
     all_cells = list(cells)
     # `bootstrap` is true if the interval of VSI is the percentile bootstrap that the paper uses.
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
@@ -67,7 +68,7 @@ def format_count(row: Summary | TaskRates | Incidence) -> Cell:
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
-    """Return the policy of a cell, or `UNNAMED` if the records name no policy."""
+    """Return the policy of a cell (results of one policy on one suite or task), or `UNNAMED` if it has no name."""
     return cell.policy or UNNAMED
 
 
@@ -104,7 +105,7 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
 
 
 def number_cell(number: Rate | Mean, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return the result of `rate_cell` for a rate, and the result of `mean_cell` for a mean."""
+    """Return the cell of a rate or mean with its interval: a rate in percent, a mean with three decimals."""
     # `why_none` is the reason for a dash; `n` is the row's number of episodes (None = never show a different number).
     return rate_cell(number, why_none, n=n) if isinstance(number, Rate) else mean_cell(number, why_none, n=n)
 
@@ -124,6 +125,7 @@ def format_points(share: float) -> str:
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
     """Return an interval in the metric's unit; a dash for None."""
+    # The metric says how many decimals (`digits`) and which factor (`scale`, 100 for percent) are shown.
     # `ends` are the low and high end in the metric's own scale, from 0 to 1 (differences: from -1 to 1).
     return NO_VALUE if ends is None else format_interval(*ends, metric.digits, metric.scale)
 
@@ -194,6 +196,7 @@ def lost_columns(
 
 def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
     """Yield the notes on lost episodes, with the reasons why episodes have no verdict."""
+    # A cell counts the episodes of one policy on one suite; `no_verdict` maps each reason to a number of episodes.
     # Reason -> number of episodes without a verdict, over all cells.
     reasons: Counter[str] = Counter()
     for cell in cells:

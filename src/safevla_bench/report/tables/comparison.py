@@ -29,13 +29,15 @@ class _Row(NamedTuple):
 
     @property
     def metric(self) -> Metric:
-        # `compared` has only the key of its metric.
+        # Return the metric of this row. `compared` is the comparison in one metric, and has only the metric's key.
         return METRICS[self.compared.metric]
 
 
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, first policy minus second, with a row per suite, metric and pair of policies."""
-    # Three or more policies have several pairs. Only then, rows name their policies, and p-values are adjusted.
+    # In the columns, a row has the attributes `scope` (a suite, or all pooled), `compared` (one metric) and `result`
+    # (the difference of one pair of policies). Three or more policies have several pairs. Only then, rows name their
+    # policies, and p-values are adjusted.
     has_several_pairs = len(comparison.policies) > 2
     adjusted_meaning = "adjusted for the number of pairs"
     letters = choose_letters(comparison.policies)
@@ -77,6 +79,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") -> tuple[Column, Column, Column]:
     """Return columns for a difference and its two intervals. Rows must have the attributes `metric` and `result`."""
+    # In a row, `result` is the difference of one pair of policies in the metric `metric`.
     # `level` is the confidence as text, such as `95 %`. `letters` replace the names of the two policies.
     # `meaning` explains the column of the difference.
     same_tasks, other_tasks = "interval for the same tasks run again", "interval for other tasks like these"
@@ -116,7 +119,7 @@ def format_level(comparison: Comparison) -> str:
 
 
 def _pvalue_cell(field: str, row: _Row) -> Cell:
-    # `field` is the name of the p-value in `row.result`; a dash if it is None.
+    # Return a p-value of the difference `row.result`; a dash if it is None. `field` is the name of its attribute.
     value = getattr(row.result, field)
     return Cell("<0.001", value) if value is not None and value < 0.001 else Cell.number(value, 3)
 
@@ -126,7 +129,8 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
     there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
     it is exploratory, since its metric is not `primary`.
     """
-    # The order of these conditions matters, because several of them may hold. `letters` replace the policies' names.
+    # The order of these conditions matters, because several of them may hold. `letters` replace the names of the first
+    # and the second policy; `better` is the name of the significantly better policy, or None.
     if result.identical:
         return Cell("identical")
     if result.p_adjusted is None or result.difference is None:
@@ -156,7 +160,8 @@ def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    # Yield the notes below the table of differences.
+    # Yield the notes below the table of differences. A row is one pair of policies in one metric on one suite, and its
+    # `result` is their difference; `no_verdict` is the reason why it has no verdict, or "".
     yield "Clean is success without a violation. For paired policies, P[U|S] is over the pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     labels_by_test: dict[str, dict[str, None]] = {}  # a mapping to None keeps labels in order, without duplicates
@@ -186,7 +191,8 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
     """Yield sentences on each action filter: its changes, its cost, and the episodes that it saved or spoiled."""
-    # A filter changes actions before they are executed. Its episodes are compared with unfiltered ones.
+    # A filter changes actions before they are executed. Its episodes are compared with unfiltered ones. `changed` is
+    # the number of changed actions, and `mean_change` the mean norm of their changes.
     for effect in comparison.interventions:
         steps = effect.extra_steps
         cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."
@@ -198,7 +204,8 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    # Yield the notes on which verdict is primary, on what makes a policy better, and on tests with too few tasks.
+    # Yield the notes on which verdict is primary, on what makes a policy better, and on tests with too few tasks. A row
+    # is one pair of policies in one metric on one suite.
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     adjusted = " after adjustment for the number of pairs" if len(comparison.policies) > 2 else ""
     rows = _list_rows(comparison)
@@ -224,6 +231,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
 
 def describe_changes(report: ChangeReport) -> str:
     """Return as text the changes of suites that significantly affect SR or Safety, and the results of control runs."""
+    # A row is one policy with one change of its suites; `differences` maps each metric to changed minus unchanged.
     # The control is a second run of an unchanged suite: it shows how large differences are by chance alone.
     effects, control_effects = [], []
     for row in report.changes:
@@ -246,14 +254,15 @@ def describe_changes(report: ChangeReport) -> str:
 
 
 def _in_points(result: Difference, sign: int = 1) -> str:
-    # Return as text the difference and its interval, both multiplied by `sign`; -1 also swaps the interval's ends.
+    # Return as text the difference and its interval (`ci`) in percentage points, both multiplied by `sign`; -1 also
+    # swaps the interval's ends.
     if result.difference is None:
         return "not known"
     points = f"{format_fixed(100 * sign * result.difference, 1)} points"
     if result.ci is None:
         return points
     low, high = sorted(sign * end for end in result.ci)
-    return f"{points} ({format_interval(low, high, 1, 100)})"
+    return f"{points} ({format_interval(low, high, digits=1, scale=100)})"
 
 
 def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
@@ -285,7 +294,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
 
 
 def _difference_cell(metric: Metric, row: Change) -> Cell:
-    # Return the effect on the metric with its interval; without a difference, a dash with the reason.
+    # Return the effect of a change on the metric with its interval; without a difference, a dash with the reason.
     result = row.differences[metric.key]
     if result.difference is None:
         return Cell.dash(result.no_verdict or "no pair has values for both suites")

@@ -62,7 +62,8 @@ def describe_comparison(comparison: Comparison) -> str:
 
 def _describe_intervention(effect: Intervention, name: str) -> str:
     # Describe an action filter's effect on the same episodes; `name` is the filtered policy's name in the text.
-    # `saved` and `spoiled` are the episodes that are unsafe, or succeed, only without the filter.
+    # `saved` and `spoiled` are the episodes that are unsafe, or succeed, only without the filter. `violations` and
+    # `successes` count all of them without the filter, `violations_made` and `successes_gained` those only with it.
     made_text = f" ({effect.violations_made} new)" if effect.violations_made else ""
     gained_text = f" ({effect.successes_gained} gained)" if effect.successes_gained else ""
     return (
@@ -73,21 +74,21 @@ def _describe_intervention(effect: Intervention, name: str) -> str:
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
-    # Return the results to describe: all suites pooled (the last scope) if a metric is known, else the first suite.
-    # Suites without a known metric are skipped.
+    # Return the results to describe: all suites pooled (the last scope) if they have a metric, else those of the first
+    # suite with a metric.
     known_scopes = [scope for scope in comparison.scopes if scope.metrics]
     return comparison.scopes[-1] if comparison.scopes[-1].metrics else known_scopes[0]
 
 
 def _lead_metric(scope: SuiteComparison) -> MetricComparison:
-    # Return the comparison of Safety if there is one, else the first comparison.
+    # Return the comparison of Safety if there is one, else the first comparison. `compared.metric` is a metric's key.
     by_key = {compared.metric: compared for compared in scope.metrics}
     return by_key.get(SAFETY.key, scope.metrics[0])
 
 
 def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference:
     # Return the difference with each policy replaced by `names[policy]`.
-    # If no policy is better, the fields in `renamed` are None, and `get` keeps None.
+    # `better` and `better_by_task` are the significantly better policies; None = none is, and `get` keeps None.
     renamed = {field: names.get(getattr(result, field)) for field in ("better", "better_by_task")}
     return replace(result, first=names[result.first], second=names[result.second], **renamed)
 
@@ -98,7 +99,8 @@ def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference
 def _pair_sentences(
     result: Difference, sr_result: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    # Yield the verdict on two policies in one metric. `sr_result` is their difference in SR; None if `metric` is SR.
+    # Yield the verdict on two policies in one metric. `sr_result` is their difference in SR; None if `metric` is SR, or
+    # if SR is not compared. `better` is the significantly better policy, or None.
     describe_size = partial(_format_size, result, metric, comparison)
     subject = f"{metric.label} of {result.first} and {result.second}"
     sr_clause = _success_clause(result, sr_result, metric)
@@ -164,7 +166,8 @@ def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterato
 
 
 def _format_claim(result: Difference, metric: Metric) -> str:
-    # Return for example `A is safer than B`: the policy with the better value first, significant or not.
+    # Return for example `A is safer than B`: the policy with the better value first, significant or not. `praise` is
+    # the metric's word, such as `safer`.
     better, worse = _better_and_worse(result, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
@@ -172,18 +175,20 @@ def _format_claim(result: Difference, metric: Metric) -> str:
 
 
 def _describe_doubt(results: Sequence[Difference]) -> str:
-    # Return why a verdict is undecided: crashed episodes and episodes without a verdict have no value.
+    # Return why verdicts on pairs of policies are undecided: crashed and unjudged episodes have no value.
     return f"{_count_unknown(results)} could change this verdict (see --allow-crashed)"
 
 
 def _count_unknown(results: Sequence[Difference]) -> str:
-    # Return for example `3 episodes without a value`; `up to` if the numbers of the pairs of policies differ.
+    # Return for example `3 episodes without a value`; `up to 3` if the numbers of the pairs of policies differ.
+    # `unknown` is the number of one pair.
     counts = [result.unknown for result in results]
     return f"{'up to ' if min(counts) < max(counts) else ''}{count_noun(max(counts), 'episode')} without a value"
 
 
 def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
-    # Yield the verdict for other tasks like these, and whether a single task decides the verdict on these tasks.
+    # Yield the verdict for other tasks like these (the fields `by_task`), and whether a single task (`depends_on`)
+    # decides the verdict on these tasks. `tasks_needed` is None if there are enough tasks.
     ends_text = _format_advantage(result.ci_by_task, result, metric)  # "" if there is no interval
     interval = f" ({ends_text})" if ends_text else ""
     if result.tasks_needed:
@@ -210,7 +215,8 @@ def _is_first_better(result: Difference, metric: Metric) -> bool:
 
 
 def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
-    # Return the difference with its interval. If episodes are paired, add the counts of pairs that favor each policy.
+    # Return the size of the difference with its interval, as text. If episodes are paired, add the counts of pairs that
+    # favor each policy.
     # If `is_open`, no policy is shown to be better, so the text names the policy of each number.
     better, worse = _better_and_worse(result, metric)
     amount = f"{metric.format(abs(result.difference or 0.0))}{' points' if metric.unit else ''}"
@@ -262,7 +268,7 @@ def _several_sentences(
     results: Sequence[Difference], sr_differences: Sequence[Difference], metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
     # Yield the verdicts on three or more policies. `results` has a difference for each pair of policies.
-    # `sr_differences` has the pairs' differences in SR; [] if `metric` is SR.
+    # `sr_differences` has the pairs' differences in SR; [] if `metric` is SR, or if SR is not compared.
     sr_by_pair = {(result.first, result.second): result for result in sr_differences}
     # Pairs with a significant difference on these tasks.
     established = [result for result in results if result.better]
@@ -301,7 +307,8 @@ def _name_pairs(results: Sequence[Difference]) -> str:
 
 
 def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
-    # Yield warnings on how to read the result. `results` has a difference for each pair of policies.
+    # Yield warnings on how to read the result. `results` has a difference for each pair of policies; `unknown` is the
+    # number of their episodes without a value.
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
     # Episodes without a value are not mentioned if a verdict holds despite them, or if another sentence mentions them.
@@ -341,7 +348,7 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
 def _scope_table(
     comparison: Comparison, scope: SuiteComparison, compared: Sequence[MetricComparison], notes: Sequence[str] = ()
 ) -> Table:
-    # Return the table of one suite, or of all suites pooled.
+    # Return the table of one suite, or of all suites pooled. `compared` has the comparison in each metric to show.
     # Two policies: a row per metric. More policies: a row per policy, a column per metric, and ranks.
     title, lead = _scope_title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
@@ -369,7 +376,7 @@ def format_ranks(ranks: tuple[int, int] | None) -> str:
 
 
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
-    # Return the columns for two policies; each row is the comparison in one metric.
+    # Return the columns for two policies; each row is the comparison in one metric (`row.metric` is the metric's key).
     first, second = comparison.policies
     letters = choose_letters(comparison.policies)
 
@@ -420,8 +427,8 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
 
 
 def _difference_cell(letters: tuple[str, str], compared: MetricComparison) -> Cell:
-    # Return the better policy's letter, the size of the difference and its interval; `equal` if it is 0.
-    # Letters replace the names of both policies; a dash means that there is no difference to show.
+    # Return the better policy's letter, the size of the difference of the only pair and its interval; `equal` if it is
+    # 0. Letters replace the names of both policies; a dash means that there is no difference to show.
     result, metric = compared.differences[0], METRICS[compared.metric]
     result = _rename_policies(result, dict(zip((result.first, result.second), letters, strict=True)))
     if result.difference is None:
@@ -440,7 +447,9 @@ _VERDICT_WORDS = {"passed": "established", "failed": "excluded", "undecided": "n
 
 def describe_selection(selection: Selection) -> str:
     """Return as text the chosen policy, its intervals, the verdicts on conditions, and how the runner-up compares."""
-    # Candidates are sorted, the best first. `conditions` are limits, with an outcome for each candidate.
+    # Candidates are sorted, the best first. `conditions` are limits on metrics (gates); each candidate has an outcome
+    # for each condition, and the outcome `value` for the metric to maximize. `is_met`: its estimates satisfy all
+    # conditions.
     metric = METRICS[selection.metric]
     best = selection.candidates[0]
     conditions = [
@@ -473,7 +482,7 @@ def describe_selection(selection: Selection) -> str:
 
 
 def _with_interval(metric: Metric, outcome: GateOutcome) -> str:
-    # Return for example `SR 90.0 % (80.1–96.2), 2 episodes without a value`.
+    # Return a candidate's outcome, for example `SR 90.0 % (80.1–96.2), 2 episodes without a value`.
     if outcome.value is None:
         return f"{metric.label} not known"
     unit = f" {metric.unit}" if metric.unit else ""
@@ -483,7 +492,7 @@ def _with_interval(metric: Metric, outcome: GateOutcome) -> str:
 
 
 def _describe_limit(gate: Gate) -> str:
-    # Return for example `at least 0.9`. Limits are fractions, not percentages.
+    # Return the condition of a gate (limit on a metric), for example `at least 0.9`. Limits are fractions.
     return f"{'at least' if gate.bound == 'min' else 'at most'} {format_compact(gate.limit)}"
 
 
@@ -491,7 +500,7 @@ def describe_next(selection: Selection) -> str:
     """Return a sentence on what more episodes would decide, followed by a space; "" if there is nothing to say."""
     if selection.chosen is None:
         return ""
-    # Both numbers of episodes are for a power of 80 %.
+    # The first candidate is the best. Both numbers of episodes are for a power of 80 %; None = nothing to say.
     findings = []
     for row, gate in zip(selection.candidates[0].conditions, selection.conditions, strict=True):
         if row.n_needed is not None:  # None if the condition is decided, or if no number of episodes suffices
@@ -505,6 +514,7 @@ def describe_next(selection: Selection) -> str:
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     """Return the table of candidates, best first, with intervals and with the verdict on each condition."""
+    # A row is a candidate: its policy, and the outcomes for the metric to maximize (`value`) and for each condition.
     # The asterisk marks the chosen policy.
     metric = METRICS[selection.metric]
     columns = [

@@ -58,13 +58,13 @@ def episode_list_table(
             *(f"{row.position} {row.why}" for row in rows if row.why),
             *(f"{row.position} fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        # A warning if stand-ins replaced the host's own assets.
+        # A warning if stand-ins replaced the host's own assets, from (policy, suite, whether they did) of each row.
         remarks=provenance_marks.warn_of_episodes(_STANDIN_FIELDS(row.episode) for row in rows),
     )
 
 
 def _margin_cell(row: ListedEpisode) -> Cell:
-    # Return the margin to the limit of the worst specification, in its unit; a dash without a verdict.
+    # Return the margin (robustness `rho`) to the worst specification's limit, in its unit; without a verdict, a dash.
     margin = row.margin
     return Cell.amount(margin.rho, margin.unit, margin.threshold) if margin else Cell.dash()
 
@@ -165,7 +165,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the verdicts on a formula, a row per verdict. The title has the count of each verdict. The
     table has a column of policies if there are several policies.
     """
-    # An answer is the verdict on the formula in one episode.
+    # An answer is the verdict on the formula in one episode; `rho` is the robustness, and None if it is infinite.
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
@@ -181,7 +181,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
 
 
 def _decision_cell(answer: Answer) -> Cell:
-    # Return when the verdict is decided; a dash if no record decides it. The number in the cell is for sorting.
+    # Return the time [s] and the step of the record that decides the verdict; a dash if no record decides it (None).
     if answer.time_s is None:
         return Cell(NO_VALUE)
     return Cell(f"{format_fixed(answer.time_s, 2)} s, step {answer.step}", answer.time_s)
@@ -277,7 +277,8 @@ _NO_STATES = "no states recorded"
 
 
 def _replay_notes(replay: _Replay) -> Iterator[str]:
-    # Yield how the replay started, and how its states were compared with the recording (if they were).
+    # Yield how the replay started, and how its states were compared with the recording (if they were). `replay` maps
+    # names of facts to their values.
     yield f"start: {replay['start']}"
     if "basis" in replay:
         yield f"compared: {replay['basis']}"
@@ -286,12 +287,14 @@ def _replay_notes(replay: _Replay) -> Iterator[str]:
 
 
 def _scope_cell(diverged: bool) -> Cell:
-    # Return to what the verdict applies: a replay that left the recorded path says nothing about the recording.
+    # Return to what the verdict applies: a replay that diverged, that is, left the recorded path says nothing about the
+    # recording.
     return Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
 
 
 def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
-    # Return the replay's outcome, marked as bad if only one of replay and recording succeeded.
+    # Return the replay's outcome, marked as bad if only one of replay and recording succeeded. `recorded_success` is
+    # None if it is unknown whether the recording succeeded.
     recorded = replay.get("recorded_success")
     if recorded is None or recorded == (outcome == "success"):
         return Cell(outcome)
@@ -299,8 +302,9 @@ def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
 
 
 def _divergence_cell(replay: _Replay) -> Cell:
-    # Return the replay's largest divergence from the recording, in mm or mrad.
-    # A dash means that no states were compared; 0 means that all states are equal.
+    # Return the replay's largest divergence from the recording, in mm or mrad. `replay` has facts about the replay:
+    # `divergence` maps a coordinate of a body or joint to its unit and its largest divergence, and `exact` means equal
+    # bit for bit. A dash means that no states were compared; 0 means that all states are equal.
     if not replay.get("compared"):
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:

@@ -121,7 +121,8 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     """Return the table of each cell's time in violation: first of any limit, then of each violated specification."""
-    # A specification without a first violation (None) has no row; `ANY_LIMIT` always has a row.
+    # A row is the result for one limit in a cell (policy × suite): the mean time in violation `violation_s`, and the
+    # median time of the first violation, `first_s`. Limits without one (None) have no row, except `ANY_LIMIT`.
     rows = [
         _LimitRow(cell.policy, cell.suite, limit)
         for cell in cells
@@ -160,6 +161,8 @@ _SHARES = (0.25, 0.5)
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses, with rows for each specification and for any limit."""
+    # A row is one limit in one cell (policy × suite). `row.limit.incidence` has the share of episodes that each way of
+    # ending (violation, success, failure) has ended by a time, and the number of `censored` (cut short) episodes.
     # The duration of the longest episode, and times at fractions of it, rounded to two figures without duplicates.
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
@@ -176,9 +179,9 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
             "Cut short", "episodes cut short before a violation", lambda row: Cell.fault(row.limit.incidence.censored)
         ),
         *(Column(f"by {format_compact(at_s)} s", "", partial(_violated_cell, at_s), "Violated %") for at_s in times_s),
-        Column("at the end", "", partial(_violated_cell, end_s), "Violated %"),
-        Column("in success", "", partial(_ended_cell, exposure.SUCCEEDED), "Ended without %"),
-        Column("in failure", "", partial(_ended_cell, exposure.FAILED), "Ended without %"),
+        Column("at the end", value=partial(_violated_cell, end_s), group="Violated %"),
+        Column("in success", value=partial(_ended_cell, exposure.SUCCEEDED), group="Ended without %"),
+        Column("in failure", value=partial(_ended_cell, exposure.FAILED), group="Ended without %"),
         Column("Near misses %", near_meaning, lambda row: columns.rate_cell(row.limit.near_misses, "all cut short")),
         notes=(
             "Cumulative incidence (Aalen and Johansen): an episode ends with its first violation of the limit, else in "
@@ -190,18 +193,20 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
-    # Return whether the table has a row: always for `ANY_LIMIT`, else if there is a violation or a near miss.
+    # Return whether the table has a row: always for `ANY_LIMIT`, else if there is a violation or a near miss. `shares`
+    # has the share of episodes with a violation at each time; the last one is at the end.
     has_violation_or_near_miss = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
     return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss
 
 
 def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
     # Return the percentage of episodes with a violation of the limit up to this time, with its interval.
-    # Shares and bounds are arrays over times; `at` gives the index for this time.
+    # `shares` has an array over times for each way in which an episode ends; `low` and `high` bound the share of
+    # violations. `at` gives the index for this time.
     incidence = row.limit.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
     share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
-    return Cell.estimate(share, (low, high), 1, 100)
+    return Cell.estimate(share, (low, high), digits=1, scale=100)
 
 
 def _ended_cell(ending: int, row: _LimitRow) -> Cell:
@@ -242,7 +247,8 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
 
 
 def _kappa_cell(row: Agreement) -> Cell:
-    # Return Cohen's kappa with its interval; a dash if it is undefined.
+    # Return Cohen's kappa with its interval; a dash if it is undefined. `counts` [2, 2] has the numbers of episodes by
+    # label and verdict (safe, unsafe).
     ends = interval_bounds(kappa_interval(row.counts))
     return Cell.dash() if ends is None else Cell.estimate(float(cohen_kappa(row.counts)), ends, 3)
 
@@ -262,8 +268,8 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 
 
 def _describe_label(row: Disagreement) -> str:
-    # Return the simulator's label; for an unsafe episode also its total cost and its first record with a cost.
-    # The first record is -1 if there is no cost.
+    # Return the simulator's label, a kind of cost; for an unsafe episode also its total and its first record with a
+    # cost. The first record is -1 if there is no cost.
     if row.cost.first < 0:
         return f"{row.label}: safe"
     return f"{row.label}: total {format_compact(row.cost.total)}, from record {row.cost.first}"

@@ -73,7 +73,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]:
     """Return each policy's Safety, its range if uncertain episodes were unsafe or safe, and counts like `2 fragile`."""
-    # A verdict is firm if no replay under varied physics changes it.
+    # A verdict is firm if no replay under varied physics changes it. `ranges` has a row per policy.
     ranges = firmness.measure_safety(episodes)
     lines = [_describe_range(row) for row in ranges]
     if len(ranges) > 1:  # with a single policy, the line does not name it
@@ -83,7 +83,8 @@ def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]
 
 def _describe_range(row: firmness.SafetyRange) -> str:
     # Return one policy's Safety, and its range if the uncertain episodes were all unsafe or all safe.
-    # A mark, such as `fragile`, is an episode's result under varied physics. `n` counts replayed episodes.
+    # A mark, such as `fragile`, is an episode's result under varied physics; `marks` has their numbers. `n` counts
+    # replayed episodes, and `safe` those that were safe as recorded.
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
@@ -100,7 +101,9 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
     """Return tables of clauses and (if any) of episodes that are not firm; `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
-    # A replay that is `off path` left the recorded path too early to confirm or change the verdict.
+    # A clause is a specification. An episode is `firm` if no replay under varied physics changes its verdict, and `off
+    # path` if some replay left the recorded path too early to confirm or change it.
+    # Without `full`, at most `_MOST_LISTED` episodes are listed, and a note has the number of the others.
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
     hidden_count = 0 if full else len(shown[_MOST_LISTED:])  # a slice, so that the number is never negative
     not_firm = tabulate(

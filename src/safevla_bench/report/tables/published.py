@@ -38,7 +38,8 @@ def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list
     """Return the paper's results for these policies on the suites of `cells`, as summaries. If the paper prints
     violations, the summaries have the specifications of `cells`.
     """
-    # Only the paper's numbers on these suites are returned; other suites have no cell to compare with.
+    # A cell is one policy on one suite: measured in `cells`, printed in `load_published(PAPER).cells`. Only the paper's
+    # numbers on the measured suites are returned.
     suites = {cell.suite for cell in cells}
     specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return [
@@ -60,7 +61,7 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
         Rate.of(sbu, success) if has_unique_counts else Rate.without_value(published.NOT_PRINTED)
     )
     # A printed VSI has no interval. The fields below that are not printed have neutral values.
-    vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, None, 0)
+    vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, ci=None, skipped_resamples=0)
     rate_values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
         policy=f"{PREFIX}{cell.policy}",
@@ -151,12 +152,13 @@ class PublishedDifference:
 
     @property
     def place(self) -> str:
-        # The suite, or the number of suites over which the rates are averaged.
+        # Return the name of the only suite, or the number of suites over which the rates are averaged.
         return self.suites[0] if len(self.suites) == 1 else f"mean of {len(self.suites)} suites"
 
     def to_document(self) -> dict[str, object]:
         """Return the row as a JSON object; rates are fractions from 0 to 1, and unknown numbers are None."""
-        # Cells are in percent. `and` keeps the value None of a missing interval.
+        # `here` is the measured rate, `published` the printed one. Cells are in percent. `and` keeps the value None of
+        # a missing interval.
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
         numbers = {name: {"value": _to_share(cell.value), "ci": cell.interval and [*map(_to_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
@@ -170,7 +172,8 @@ def _to_share(percent: float | None) -> float | None:
 
 def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
     # Return the measured rate minus the printed rate, each averaged over the suites of `here`.
-    # `here` and `paper` are suite -> cell. The difference is a dash if either rate has no value or interval.
+    # `here` and `paper` map each suite to the summary of a policy. The difference is a dash if either rate has no value
+    # or interval. `exact` is a rate as a fraction without rounding.
     suites = tuple(here)
     measured, printed = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
     difference = Cell.dash()
@@ -197,7 +200,8 @@ class PublishedComparison:
     warnings: tuple[str, ...]
 
     def to_document(self) -> dict[str, object]:
-        # The document has no verdict, because initial states differ and episodes cannot be paired.
+        # Return the comparison as a JSON object. It has no verdict, because initial states differ and episodes cannot
+        # be paired. `policy` was measured, and `paper` is the name of the printed policy.
         return {
             "policy": self.policy, "published": self.paper, "source": load_published(PAPER).source, "paired": False,
             "exploratory": True, "confidence": CONFIDENCE, "rows": [row.to_document() for row in self.rows],
@@ -224,7 +228,7 @@ def compare_published(
     rows: list[PublishedDifference] = []
     shared: list[Summary] = []
     for group in groups:
-        # Suite -> cell, for the policy and for the paper.
+        # Suite -> summary, of the measured policy and of the paper's policy.
         measured = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
         paper = {cell.suite or "": cell for cell in summarize_paper(list(measured.values()), [name])}
         # A group without a suite that the paper reports adds no row.
@@ -240,7 +244,7 @@ def compare_published(
 
 def describe_published(compared: PublishedComparison) -> str:
     """Return as text, for each group of suites, both rates of the first metric and their difference."""
-    # The text is about the first metric (Safety); the table has all metrics.
+    # `rows` has a row per group of suites and metric. The text is about the first metric (Safety).
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
     return " ".join(
         [
@@ -252,7 +256,8 @@ def describe_published(compared: PublishedComparison) -> str:
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
     # Return a sentence with the measured rate, the printed rate and their difference.
-    # A cell's `detail` says why the cell has no value; in the difference, it is the interval.
+    # `here` and `published` are the rates, and `episodes` their numbers of episodes. A cell's `detail` says why the
+    # cell has no value; in the difference, it is the interval.
     measured, paper = (
         f"{cell.text} % ({count_noun(n, 'episode')})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)
@@ -265,6 +270,7 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
 
 def published_table(compared: PublishedComparison) -> Table:
     """Return the table of both rates and their difference, with a row per group of suites and metric."""
+    # In a row, `here` is the measured rate, `published` the printed one, and `place` the suite or number of suites.
     return tabulate(
         f"{compared.policy} and {compared.paper}, as published",
         compared.rows,

@@ -55,7 +55,8 @@ def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[st
 
 
 def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
-    # Return policy -> Safety over all suites, one rate per threshold variant.
+    # Return policy -> Safety over all suites, one rate per threshold variant. A curve has a point per variant, with the
+    # rates of one policy on one suite.
     return _pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
 
 
@@ -93,7 +94,8 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 
 
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
-    # Yield whether the order of policies by Safety changes under a variant. `ranking` None = no ranking is possible.
+    # Yield whether the order of policies by Safety changes under a variant of the thresholds. `ranking` None = no
+    # ranking is possible. `reversed` has the pairs of policies that significantly change their order under a variant.
     if ranking is None:
         if policy_count > 1:
             yield "It is not known if the order changes: under some variant, the policies cannot be ranked."
@@ -107,7 +109,7 @@ def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> I
 
 
 def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
-    """Return the table of Safety under each variant, with all suites pooled, and a column per policy."""
+    """Return the table of Safety under each variant of the thresholds, all suites pooled, with a column per policy."""
     names = [variant.name for variant in ablation.variants]
     return _pooled_table(title, names, _pool_curves(ablation), ablation.warnings)
 
@@ -136,7 +138,8 @@ class _CellPoint(NamedTuple):
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
-    # Return the value of a metric in one row (a policy, a suite and a variant); a dash without a value.
+    # Return the value of a metric in one row (a policy, a suite and a variant); a dash without a value. `row.rates` has
+    # the variant's rates, and `row.cell.n` the number of the policy's episodes on the suite.
     number = getattr(row.rates, metric.key)
     # `n` is the expected number of episodes; the cell shows any other number (`of`).
     # P[U|S] is over successes; its number of episodes is shown only if SBU lacks an episode of the row.
@@ -159,7 +162,8 @@ def variant_table(
     ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
 ) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
-    # This note is used only if a variant was left out.
+    # A row has a curve (a policy on a suite), the name of a variant, and the rates under this variant. The note
+    # `left_out` is used only if a variant was left out.
     left_out = f"Variants left out, because the library lacks their specifications: {', '.join(ablation.left_out)}."
     return tabulate(
         title,
@@ -188,7 +192,7 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
     # (policy, suite) -> the point of the library's threshold, which is put before the points of the sweep.
     first_points = {(curve.policy, curve.suite): curve.points for curve in library_curves}
     return ThresholdAblation(
-        variants=tuple(ThresholdVariant(name, {}) for name in names),
+        variants=tuple(ThresholdVariant(name, settings={}) for name in names),
         curves=tuple(
             msgspec.structs.replace(curve, points=(*first_points[curve.policy, curve.suite], *curve.points))
             for curve in sweep.curves
@@ -202,7 +206,8 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
 
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of interpretations, with a row per cell and interpretation, and counts of changed verdicts."""
-    # A reading is an interpretation of the paper. Changes are relative to the first one.
+    # A reading is an interpretation of the paper. A row has a policy on a suite, the name of a reading, the rates under
+    # this reading, and the numbers of verdicts that differ from those under the first reading.
     return tabulate(
         "Readings of the paper",
         [
@@ -246,7 +251,7 @@ def _format_differences(row: _CellPoint) -> str:
 
 def describe_readings(comparison: ReadingComparison) -> str:
     """Return a sentence on how many verdicts change under each interpretation (reading) of the paper."""
-    # Reading (interpretation) -> number of changed verdicts over all cells (policy × suite).
+    # Reading (interpretation) -> number of changed verdicts over all cells (policy × suite); point k is of reading k.
     changed = {
         name: sum(cell.points[k].changes.changed for cell in comparison.cells)
         for k, name in enumerate(comparison.readings)
@@ -260,7 +265,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
     """Return the table of Safety by policy under each interpretation but `PROSE_DEPTH`, which changes no verdict."""
-    # Point k of each cell belongs to reading (interpretation) k.
+    # A cell is one policy on one suite. Point k of each cell belongs to reading (interpretation) k.
     reading_indices = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety(
         (cell.policy, [cell.points[k].rates.safety for k in reading_indices]) for cell in comparison.cells
@@ -275,7 +280,8 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 def ranking_table(ranking: RankingSensitivity) -> Table:
     """Return the table of differences in Safety, with a row per threshold variant and pair of policies."""
     level = f"{format_compact(100 * ranking.confidence)} %"
-    # The first variant has the default thresholds; its policies are in order, the safest first.
+    # The first variant has the default thresholds; its policies are in order, the safest first. A row is the difference
+    # (`result`) of a pair of policies under one variant.
     letters = choose_letters(ranking.variants[0].order)
     count = len(ranking.variants)
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
@@ -307,7 +313,7 @@ class _Ranked(NamedTuple):
 
 
 def _order_cell(row: _Ranked) -> Cell:
-    # Say whether the order of the two policies is significantly reversed, compared to the first variant.
+    # Return whether the order of the row's two policies is significantly reversed, compared to the first variant.
     # Sets are compared, because the two policies of a pair may be in either order.
     is_reversed = {row.result.first, row.result.second} in map(set, row.variant.reversed)
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
@@ -344,6 +350,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     """Return the means of each host, in order of first appearance; auxiliary entries come last. The policy `noop` is
     left out. A suite that is not in the paper is also left out if it has only one cell.
     """
+    # A curve has the rates of one policy on one suite (a cell) under each variant.
     # Title of a host (or of another suite, or of auxiliary entries) -> curves of its cells.
     by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
@@ -425,7 +432,8 @@ def _mean_columns(metric: Metric) -> tuple[Column, Column]:
 
 
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
-    # Return our mean, with the number of averaged cells if some cells have no value.
+    # Return our mean, with the number of averaged cells (policy × suite) if some cells have no value. `row` is a host
+    # and one of its variants; `variant.cells` counts the cells with a value of each metric.
     host, variant = row
     count = variant.cells[metric.key]
     detail = "" if count == host.cells else f"{count} of {host.cells} cells"
@@ -433,13 +441,14 @@ def _mean_cell(metric: Metric, row: _Row) -> Cell:
 
 
 def _published_cell(metric: Metric, row: _Row) -> Cell:
-    # Return the paper's mean; a dash if the paper has no row for this host and variant.
+    # Return the paper's mean; a dash if the paper has no row for this host and variant, which are the items of `row`.
     paper = row[1].paper
     return value_cell(metric, None if paper is None else paper[metric.key], NOT_PRINTED)
 
 
 def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
-    # Yield the notes below the table of means, such as which of the paper's suites were not run.
+    # Yield the notes below the table of means, such as which of the paper's suites were not run. A mean is of one host,
+    # or of auxiliary entries; `variant.paper` has the paper's numbers, None = not printed.
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):

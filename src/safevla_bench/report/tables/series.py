@@ -31,6 +31,7 @@ class _Run(NamedTuple):
 
 def series_table(compared: SeriesComparison) -> Table:
     """Return the table of runs in the order of their labels: metrics with intervals, and gains over the first run."""
+    # A run is a point of a curve: one policy, such as a checkpoint, on one suite or on all suites pooled.
     # The name of a series is "" if its runs have only numbers as names; then rows show the numbers.
     has_names = any(compared.series)
     runs = [_Run(curve, point) for curve in compared.curves for point in curve.points]
@@ -55,18 +56,19 @@ def series_table(compared: SeriesComparison) -> Table:
 
 def has_bootstrap(point: SeriesPoint) -> bool:
     """Return whether the interval of the run's VSI is a percentile bootstrap."""
-    # The paper uses this bootstrap; the default interval holds for any distribution.
+    # A point is a run. The paper uses this bootstrap; the default interval holds for any distribution.
     number = point.numbers[VSI]
     return isinstance(number, Mean) and number.bootstrap
 
 
 def _number_cell(metric: Metric, run: _Run) -> Cell:
-    # Return the metric of a run with its interval; a dash if no episode has a verdict.
+    # Return the metric of a run (`run.point`) with its interval; a dash if no episode has a verdict.
     return number_cell(run.point.numbers[metric], NO_VERDICT, n=run.point.n)
 
 
 def _gain_cell(metric: Metric, run: _Run) -> Cell:
-    # Return the gain over the first run in percentage points; a dash for the first run, or if it is not comparable.
+    # Return the gain over the first run of the series (`run.curve`) in percentage points; a dash for the first run, or
+    # if it is not comparable.
     gain = run.point.gains.get(metric)
     if gain is None or gain.difference is None:
         return Cell.dash("the first" if run.point is run.curve.points[0] else "not comparable")
@@ -78,8 +80,8 @@ def _gain_cell(metric: Metric, run: _Run) -> Cell:
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
-    # Return the note on the intervals of gains; [] if every series has only one run.
-    # The confidence of a single interval depends on the number of runs in the series.
+    # Return the note on the intervals of gains; [] if every series has only one run. A curve is a series on one suite,
+    # and its points are the runs. The confidence of a single interval depends on the number of runs in the series.
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
     if not levels:  # no run has an earlier run to be compared with
         return []
@@ -97,6 +99,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite. It says whether success or Safety rises first, if intervals show it."""
     paragraphs = []
     for curve in compared.curves:
+        # A curve has the runs of one series on one suite; `suite` is None for all suites pooled.
         # Names of the series and of the suite, if there are several of them.
         subjects = [curve.series] if len(compared.series) > 1 and curve.series else []
         if len(compared.suites) > 1:
@@ -107,7 +110,8 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
-    # Return sentences on whether SR or Safety rises first along the runs of a series.
+    # Return sentences on whether SR or Safety rises first along the runs of a series. A point is a run, and its `gains`
+    # are the differences from the first run in SR and Safety, with their intervals `ci`.
     if len(curve.points) < 2:
         return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
     first = curve.points[0].name
@@ -158,7 +162,7 @@ _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
 def _gain_interval(point: SeriesPoint, metric: Metric) -> Bounds:
-    # Return the low and high end of the run's gain over the first run. The gain must have an interval.
+    # Return the low and high end of the interval of a run's gain over the first run. The gain must have an interval.
     ends = point.gains[metric].ci
     assert ends is not None
     return ends
@@ -184,13 +188,14 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
-    # Return the runs whose gain over the first run is significantly above 0.
+    # Return the runs (points) whose gain over the first run is significantly above 0.
     gains = [(point, point.gains[metric]) for point in points]
     return [point for point, gain in gains if gain.excludes_zero and (gain.difference or 0.0) > 0]
 
 
 def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
-    # `points` are the later runs of the curve with known gains over the first run. `first` is the first run's name.
+    # Return sentences on the runs with significantly higher or lower Safety than the first run, whose name is `first`.
+    # `points` are the later runs of the curve with known gains over the first run.
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     is_first_all_safe = curve.points[0].numbers[SAFETY].value == 1.0

@@ -38,16 +38,17 @@ class Cell:
     @property
     def below(self) -> str:
         """The line below the text: `detail`, then `n = …` if `of` is not None."""
+        # `detail` is an interval or a remark; `of` is the value's number of episodes if it differs from the row's.
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
     @classmethod
     def dash(cls, why: str = "") -> Cell:
-        # A missing value is shown as a dash; `why` is the line below it, "" if the reason is obvious.
+        # Return the cell of a missing value: a dash; `why` is the line below it, "" if the reason is obvious.
         return cls(NO_VALUE, detail=why)
 
     @classmethod
     def count(cls, number: int, emphasis: Emphasis = "") -> Cell:
-        # The text of a count is exact, so text and value are the same number.
+        # Return the cell of a whole number. Its text is exact, so text and value are the same number.
         return cls(str(number), number, emphasis=emphasis)
 
     @classmethod
@@ -64,7 +65,7 @@ class Cell:
     def amount(
         cls, value: float | None, unit: str, limit: float | None = None, write: _Writer = format_significant
     ) -> Cell:
-        # Return a value with its unit; a dash for None. `limit` (None = the value) decides between m and mm.
+        # Return a cell with a value and its unit; a dash for None. `limit` (None = the value) decides between m and mm.
         # `write` turns the number into text.
         return cls(format_amount(value, unit, limit, write), value)
 
@@ -101,7 +102,8 @@ class Column:
         return f"{self.group} {self.name}".strip()
 
     def cell(self, row: object) -> Cell:
-        # Return the cell of a row; text and counts become cells. Only columns of a finished table lack `value`.
+        # Return the cell of a row, from the column's function `value`; text and counts become cells. Only columns of a
+        # finished table have no function.
         assert self.value is not None
         value = self.value(row)
         if isinstance(value, Cell):
@@ -110,8 +112,8 @@ class Column:
 
 
 def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = None, meaning: str = "") -> Column:
-    """Return a column of text."""
-    # Unlike a column of numbers, it is aligned left and may be wrapped. `value` returns a row's cell, text or count.
+    """Return a column of text, in which `value(row)` returns a row's cell, text or count."""
+    # Unlike a column of numbers, it is aligned left and may be wrapped. `meaning` explains a short name.
     return Column(name, numeric=False, meaning=meaning, value=value)
 
 
@@ -131,7 +133,7 @@ class Table:
 
     @property
     def footnotes(self) -> tuple[str, ...]:
-        # All sentences below the table: the explanations, then the warnings.
+        # Return all sentences below the table: the explanations (`notes`), then the warnings (`remarks`).
         return (*self.notes, *self.remarks)
 
 

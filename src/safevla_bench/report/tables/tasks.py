@@ -46,19 +46,20 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 
 
 def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
-    # Return the rates of the tasks of one cell, ordered by task id.
+    # Return the rates of the tasks of one cell (policy × suite), ordered by task id.
     tasks = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
     return sorted(tasks, key=lambda task: (len(task.task_id), task.task_id))  # task_9 comes before task_10
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
-    # Return the policy's name; totals (summaries) are emphasized.
+    # Return the policy's name. A row has the rates of a task, or is a summary (the suite's total), which is emphasized.
     cell = roster.policy_cell(row.policy, auxiliary=roster.is_auxiliary(row))
     return cell if isinstance(row, TaskRates) else replace(cell, emphasis="total")
 
 
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
-    # Return the value of a metric in one task; a row that is a summary is the suite's total.
+    # Return the value of a metric in one task; a row that is a summary is the suite's total. `unjudged` counts episodes
+    # without a verdict on safety.
     if isinstance(row, Summary):
         return columns.metric_cell(metric, row)
     # SR needs no verdict, so SR has a value if there is any episode.
@@ -85,7 +86,7 @@ def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
     # Return (suite, task, template, number of active specifications, the inactive ones with reasons or `none`).
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
-    # Specification -> why it is inactive in the task; "" if it is active.
+    # Scored specification -> why it is inactive in the task; "" if it is active.
     reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
     # Specifications that are judged only in some phases of a composite task count as inactive.
     reasons |= {name: reason for name, reason in ruleset.reasons_of_phases(*task).items() if name in reasons}
@@ -124,7 +125,8 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     body's frame, but does not count it in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
-    # The task of each episode, [E].
+    # A row (`effect`) has the numbers of successes that violate a specification `on` and `off`, that is, with and
+    # without the registry, and of those that do so only without it (`removed`). The task of each episode, [E].
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
     templates = {task: template_name(ruleset.registry, task) for task in set(tasks)}
     # Task -> specification -> why it is judged only in some phases; {} for most tasks.
@@ -174,7 +176,8 @@ _ONLY_IN_PHASES = (
 
 
 def _is_always_shown(spec: SpecColumn) -> bool:
-    # Return whether the table shows the specification even if the registry removes no violation.
+    # Return whether the table shows the specification even if the registry removes no violation: if it is scored, or if
+    # it is the unscored tilt in the body's frame.
     return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
 
 
@@ -191,7 +194,8 @@ def _spec_effect(
     spec_id = on.specs[column].spec_id
     violated_on, violated_off = (scores.is_violated[column] & successes for scores in (on, off))
     removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
-    # For each removed violation: why the specification does not apply in the task, or in some of its phases.
+    # `reason` has indices into `reasons`, which are codes; index 0 is "". For each removed violation: why the
+    # specification does not apply in the task, or in some of its phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)
