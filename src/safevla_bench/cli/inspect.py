@@ -152,8 +152,7 @@ def show_command(
     """Explain one episode: which specification it violated or nearly violated, when, by which bodies and how much.
 
     EPISODE is an episode's id, a unique ending of an id, or :2 for the second episode in `safevla episodes` of these
-    sources; put an extra colon before an id that begins with a colon. For a folder written by `score --out`, which
-    holds no records, the stored verdicts are shown.
+    sources; put an extra colon before an id that begins with a colon.
 
     --without replays the episode twice. The first replay is unchanged and must reproduce the record bit for bit. The
     second replay omits one cause and shows whether the violation disappears. Name bodies as in the record; `robot`
