@@ -213,6 +213,19 @@ def test_units_in_the_names_hold_for_a_stated_rotation_which_has_no_number_of_th
         decide_pose(["x", "y", "z", "qx", "qy", "qz", "qw"], 7, rotation=[2, 3, 4, 5], order="xyzw")
 
 
+def test_the_rotation_vectors_of_lerobots_bimanual_robots_are_read():
+    names = [f"{arm}_ee.{word}" for arm in ("left", "right") for word in ("x", "y", "z", "wx", "wy", "wz")]
+    for more in ({"arm": "right"}, {"position": (6, 7, 8)}):
+        layout = decide_pose(names, 12, **more)
+        assert (layout.position, layout.rotation, layout.form) == ((6, 7, 8), (9, 10, 11), "rotvec")
+
+
+def test_an_arm_may_have_the_name_of_a_rotation():
+    names = [f"{arm}_{word}" for arm in "lr" for word in ("x", "y", "z", "qx", "qy", "qz", "qw")]
+    layout = decide_pose(names, 14, arm="r")
+    assert (layout.position, layout.rotation) == ((7, 8, 9), (13, 10, 11, 12))
+
+
 def test_the_proposed_mapping_of_two_arms_has_a_table_for_each_and_is_read_as_it_is():
     effort = FoundSource("observation.effort", "", [f"{arm}_j{k}" for arm in ("left", "right") for k in range(2)], 4)
     text = propose_mapping([FoundSource("observation.state", "", NAMES, 14), effort], True, None)

@@ -402,6 +402,14 @@ def test_the_name_of_a_message_is_not_a_list_of_names(tmp_path):
     assert batch.gripper_contact.values.all()
 
 
+def test_an_order_of_quaternions_that_contradicts_the_field_s_name_is_a_question(tmp_path):
+    message = {"tcp_wxyz": [0.1, 0.2, 0.3, W, X, Y, Z]}
+    write_log(tmp_path, message, 'field = "tcp_wxyz"\nquaternion_order = "xyzw"\n')
+    assert "xyzw, as the mapping says, or wxyz" in problem(tmp_path)
+    write_log(tmp_path, message, 'field = "tcp_wxyz"\nquaternion_order = "wxyz"\n')
+    assert isinstance(read(tmp_path)[0], Batch)
+
+
 def test_a_cube_is_not_quietly_the_hand(tmp_path, caplog):
     wrist = {f"wrist_{axis}": 0.1 for axis in "xyz"}
     cube = {f"cube_{axis}": 0.2 for axis in "xyz"}
@@ -445,7 +453,7 @@ def test_joints_whose_names_are_numbers_are_read(tmp_path):
     assert isinstance(batch, Batch), batch
 
 
-@pytest.mark.parametrize("topic", ["/ee/velocity", "/tcp_acc", "/eef/force"])
+@pytest.mark.parametrize("topic", ["/ee/velocity", "/tcp_acc", "/eef/force", "/twist/linear"])
 def test_a_topic_that_says_another_quantity_is_no_pose_unless_the_mapping_says_so(tmp_path, topic):
     write_mcap(tmp_path / "take.mcap", [(topic, 5 + 0.1 * k, FLAT) for k in range(9)])
     save_mapping(tmp_path, TEXT.replace("/eef", topic))
@@ -458,3 +466,11 @@ def test_a_topic_that_says_another_quantity_is_no_pose_unless_the_mapping_says_s
 def test_velocities_and_commands_are_no_position(tmp_path, word):
     write_log(tmp_path, {word: FLAT})
     assert "no message has a pose" in problem(tmp_path)
+
+
+def test_a_hand_at_the_origin_throughout_is_a_warning(tmp_path, caplog):
+    # As the bottom row of a homogeneous matrix, which is stored by columns but read by rows.
+    write_log(tmp_path, {"x": 0.0, "y": 0.0, "z": 0.0})
+    with caplog.at_level("WARNING"):
+        assert isinstance(read(tmp_path)[0], Batch)
+    assert "[eef] is at the origin throughout" in caplog.text

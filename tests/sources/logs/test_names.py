@@ -106,6 +106,9 @@ def test_every_spelling_in_every_order_gives_the_pose(form, text, angles, shuffl
         ("x y z rxz ryz rzz", "which numbers are the orientation"),
         ("x y z a1 a2 a3 a4 gripper", "which numbers are the orientation"),
         ("x y z yaw", "which numbers are the orientation"),
+        ("gripper_to_cube_pos_x gripper_to_cube_pos_y gripper_to_cube_pos_z", "in the names: none"),
+        ("ee_moment_x ee_moment_y ee_moment_z", "in the names: none"),
+        ("ee_diff_x ee_diff_y ee_diff_z", "in the names: none"),
         ("x y z qx qy", "which numbers are the orientation"),
         ("", "no names"),
     ],
@@ -159,6 +162,8 @@ def test_of_several_rotations_the_one_whose_names_have_the_words_of_a_stated_pos
         ("cube_x cube_y cube_z cube_qx cube_qy cube_qz cube_qw qx qy qz qw", 0, (6, 3, 4, 5), False),
         ("ee.pos.x ee.pos.y ee.pos.z ee.quat.w ee.quat.x ee.quat.y ee.quat.z", 0, (3, 4, 5, 6), False),
         ("x_mm y_mm z_mm qx qy qz qw", 0, (6, 3, 4, 5), False),
+        ("wrist_x wrist_y wrist_z wrist_qx wrist_qy wrist_qz wrist_qw", 0, (), True),
+        ("target_x target_y target_z target_vx target_vy target_vz ee_roll wrist_roll", 0, (), False),
     ],
 )
 def test_a_stated_position_has_only_the_orientation_whose_names_have_its_words(numbers, place, rotation, has_doubt):
@@ -247,6 +252,17 @@ def test_units_in_names_are_those_of_the_numbers():
     assert decide_pose(["x", "y", "z"], 3).unit == ""
 
 
+@pytest.mark.parametrize(
+    ("ending", "unit"),
+    [
+        ("_㎜", "mm"), ("[㎝]", "cm"), ("MilliMeters", "mm"), ("_centi-metres", "cm"), ("_毫米", "mm"), (", см", "cm"),
+        (" [0.1 mm]", "0.1 mm"), (" [1e-3 m]", "1e-3 m"), (" (mm/100)", "mm/100"), (" [m s^-1]", "m/s"),
+    ],
+)  # fmt: skip
+def test_units_in_other_spellings_and_factors_in_brackets_are_those_of_the_numbers(ending, unit):
+    assert decide_pose([axis + ending for axis in "xyz"], 3).unit == unit
+
+
 @pytest.mark.parametrize("stated", [{"position": (0, 1, 7)}, {"position": (0, 0, 2)}, {"rotation": (2, 4, 5, 6)}])
 @pytest.mark.parametrize("names", [[], ["x", "y", "z", "qx", "qy", "qz", "qw"]])
 def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names, stated):
@@ -282,6 +298,7 @@ def test_several_units_of_one_position_are_a_question():
         ("x y z roll pitch yaw", {"rotation": (3, 4, 5), "form": "rpy", "euler": "zyz"}, "one angle for each"),
         ("x y z roll pitch yaw", {"form": "rpy", "euler": "zyz"}, "one angle for each"),
         ("x y z qx qy qz qw", {"form": "rpy"}, "The names give a quaternion"),
+        ("x y z rotvec_x rotvec_y rotvec_z", {"form": "rpy"}, "The names give a rotation vector"),
     ],
 )
 def test_a_stated_form_or_order_that_contradicts_the_names_is_a_question_without_lines(names, stated, words):
@@ -412,6 +429,7 @@ CUBE = "cube_x cube_y cube_z"
         ("eef", f"{HAND} wrist_x wrist_y wrist_z", "clear"),
         ("eef", "x_in_base y_in_base z_in_base", "clear"),
         ("eef", "x0 y0 z0", "clear"),
+        ("eef", "pose.x pose.y pose.z", "clear"),
         ("eef.left", "left_x left_y left_z", "clear"),
         ("bodies.cube", CUBE, "clear"),
         ("bodies.cup", CUBE, "clear"),
@@ -430,3 +448,12 @@ def test_a_position_whose_names_say_another_object_is_asked_about_or_doubted(par
             find_owner_doubt(part, names, position)
     else:
         assert bool(find_owner_doubt(part, names, position)) == (found == "doubted")
+
+
+def test_the_name_of_a_feature_says_whose_numbers_have_the_hands_name():
+    names = ["ee_pos_x", "ee_pos_y", "ee_pos_z"]
+    assert find_owner_doubt("bodies.mug_1", names, (0, 1, 2), "observation.mug_1") == ""
+    with pytest.raises(ValueError, match="Those found are"):
+        find_owner_doubt("bodies.mug_1", names, (0, 1, 2), "/arm_1/pose")
+    with pytest.raises(ValueError, match="Those found are"):
+        find_owner_doubt("bodies.mug", [*names, "mug_x", "mug_y", "mug_z"], (0, 1, 2), "observation.mug")

@@ -177,14 +177,15 @@ def test_joints_as_an_object_of_json_are_chosen_by_name_and_text_is_refused(tmp_
     assert "/grip holds text" in problem(tmp_path / "take.mcap")
 
 
-def test_a_wrench_is_read_from_its_own_message(tmp_path):
+@pytest.mark.parametrize("field", ["", 'field = "wrench"\n', 'field = "wrench.force"\n'])
+def test_a_wrench_is_read_from_its_own_message(tmp_path, field):
     def wrench(k: float) -> object:
         force = T["geometry_msgs/msg/Vector3"](0.0, 0.0, 30.0 if k == 7.5 else 1.0)
         whole = T["geometry_msgs/msg/Wrench"](force, T["geometry_msgs/msg/Vector3"](0.0, 0.0, 0.0))
         return T["geometry_msgs/msg/WrenchStamped"](header(at(k)), whole)
 
     rows = hand() + [("/ft", at(n / 2), wrench(n / 2)) for n in range(40)]
-    batch = episode(tmp_path, rows, EEF + '[wrench]\nfrom = "/ft"\ntare = [0, 0, 1]\n')
+    batch = episode(tmp_path, rows, EEF + f'[wrench]\nfrom = "/ft"\ntare = [0, 0, 1]\n{field}')
     row = score(batch, load_ruleset(library="real-robot", missing="deactivate")).episode(0)
     assert max(each.extreme or 0 for each in row.diagnostics.values()) == pytest.approx(29)
 

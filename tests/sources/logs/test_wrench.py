@@ -194,11 +194,18 @@ def test_a_unit_of_forces_in_names_is_refused_without_a_scale_that_fits(tmp_path
         ("tau_mNm", "mnm", "0.001"), ("torque [lbf·in]", "lbfin", "0.112985"), ("torque N·mm", "nmm", "0.001"),
         ("j1 [A]", "[a]", ""), ("joint1_mA", "ma", ""), ("torque [%]", "%", ""), ("j1_current", "current", ""),
         ("observation.torque.kgf-cm", "kgfcm", "0.0980665"), ("shoulder.pos", "pos", ""), ("ft_lb_x", "ftlb", ""),
+        ("Fx [daN]", "dan", "10"), ("fx_grams", "grams", "0.00980665"), ("/dan/ft", "", ""), ("Fx [кг]", "кг", ""),
+        ("Fx [0.1 kN]", "0.1 kn", ""), ("tau (Nm/100)", "nm/100", ""), ("Fx (Newton)", "", ""), ("force [x]", "", ""),
+        ("shoulder_pan.load", "load", ""), ("Present_Load_1", "load", ""), ("joint1_temperature", "temperature", ""),
         ("/current_joint_states", "", ""), ("A1", "", ""), ("LB_hip", "", ""), ("tau1_Nm", "", ""), ("N·m", "", ""),
     ],
 )  # fmt: skip
 def test_units_of_forces_and_torques_are_found_in_names(name, unit, factor):
     assert find_force_unit([name]) == (unit, factor)
+
+
+def test_words_in_brackets_that_differ_between_joints_are_no_unit():
+    assert find_force_unit(["effort [hip]", "effort [knee 2]"]) == ("", "")
 
 
 def test_forces_of_several_units_are_refused():
@@ -223,7 +230,9 @@ def test_a_unit_of_torques_in_messages_is_refused_without_a_scale(tmp_path, mess
     assert words in problem(tmp_path) if words else isinstance(read(tmp_path)[0], Batch)
 
 
-@pytest.mark.parametrize("names", [("tx", "ty", "tz"), ("pos_x", "pos_y", "pos_z")])
+@pytest.mark.parametrize(
+    "names", [("tx", "ty", "tz"), ("pos_x", "pos_y", "pos_z"), ("tau_x", "tau_y", "tau_z"), ("τx", "τy", "τz")]
+)
 def test_torques_and_positions_in_a_message_are_no_forces(tmp_path, names):
     message = {"data": dict.fromkeys(names, 1.0)}
     write_mcap(tmp_path / "take.mcap", [("/j", 5 + 0.1 * k, message) for k in range(9)])

@@ -79,7 +79,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if base == "N":
             # In `/force_torque/wrench` and `torque_sensor`, the word says nothing about the numbers.
             label = (self.field or self.source).lower()
-            has_label = re.search(r"(^|[./])(?!.*force)[^./]*(torque|moment)s?$", label)
+            has_label = re.search(r"(^|[./])(?!.*force)[^./]*(torque|moment|tau)s?$", label)
             units += [("torque", "")] * (has_label is not None or any(map(naming.says_torque, names)))
         unit, factor = next((found for found in units if found[0]), ("", ""))
         remedy = f"Under [{part}], write `scale = {factor}`, which converts them to {base}."
@@ -131,9 +131,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             form, order = self.rotation_form, self.quaternion_order
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
             label = self.field or self.source
+            naming.refuse_other_order(order, [*names, label])
             if self.position is None and naming.says_change(label):
                 raise ValueError(f"which numbers are x, y, z of [{part}]? {label!r} says no pose")
-            owner_doubt = naming.find_owner_doubt(part, names, layout.position) if self.position is None else ""
+            is_found = self.position is None
+            owner_doubt = naming.find_owner_doubt(part, names, layout.position, label) if is_found else ""
         except ValueError as question:
             # The error's text is a question, such as `which numbers are x, y, z?`. Suggest lines that answer it.
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"

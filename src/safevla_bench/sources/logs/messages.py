@@ -221,6 +221,9 @@ class NumberTaker(Taker):
         if values is None:
             self.note_fields(message)
             return (), []
+        if part == "wrench":  # `field` may name the whole wrench, also with its header
+            values = getattr(values, "wrench", values)
+            values = getattr(values, "force", values)
         # Values may be an object (name -> number), a vector with fields x, y, z, an array, a list or a single number.
         if isinstance(values, JsonObject):
             names, values = tuple(values.__dict__), values.__dict__.values()

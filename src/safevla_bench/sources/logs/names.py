@@ -12,6 +12,7 @@ robots/so_follower/robot_kinematic_processor.py).
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
@@ -85,7 +86,14 @@ class _NamedSet(NamedTuple):
 def _split_words(name: str) -> list[str]:
     # Return the lower-case words of a name: left, hand, pos, 6d for `leftHand_pos6d`.
     # A word ends at a capital letter, at a digit and at any other sign; `6d` and a sign for degrees are one word.
-    return re.findall(r"6d|[^\W\d_]+|\d+|[°˚]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
+    text = _plain(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
+    text = re.sub(r"(milli|centi|deci|micro|nano|kilo)[\W_]+(?=met|rad|deg)", r"\1", text)  # as in `MilliMeters`
+    return re.findall(r"6d|[^\W\d_]+|\d+|[°˚]", text)
+
+
+def _plain(name: str) -> str:
+    # Returns the name in lower case, with letters for signs that have several or are wide, such as `㎜`.
+    return re.sub("[\u3300-\u33ff\uff01-\uff5e]", lambda sign: unicodedata.normalize("NFKC", sign[0]), name).lower()
 
 
 DOUBTFUL_UNITS = ("in", "ft")  # these words may also be a preposition, a body part or a force-torque sensor
@@ -114,9 +122,11 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
             # In `m1_x_mm`, `m1` is the name of an object. Numbers in `m/s` are no positions.
             if unit in known and not (word == "m" and following.isdecimal()):
                 units.append(f"{unit}/s" if following in ("s", "sec", "second", "per") else unit)
-        match = re.search(_BRACKETS, name.lower())
+        match = re.search(_BRACKETS, _plain(name))
         if match and {*_UNITS, *_UNITS_AFTER_AXES, *_AXES}.isdisjoint(_split_words(match[1])):
             units.append(match[1])
+        elif match and units and re.search(r"\d", match[1]) and not units[-1].endswith("/s"):
+            units = [match[1]]  # with a factor, as in `x [0.1 mm]`
         name_units.update(units or [""])
     if len(name_units) > 1:
         question = "which unit do the numbers have? Their names give several units"
@@ -128,16 +138,23 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
     """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). Words
     for other quantities count, such as `pos`. ("", "") = N, N·m or no unit. Raises `ValueError` if units differ.
     """
+    texts = [_plain(name) for name in names]
+    # Words in brackets that all names share are a unit, such as `[foo]`. A number there, as in `[0.1 N]`, is a factor.
+    brackets = {match[1].strip() if (match := re.search(_BRACKETS, text)) else "" for text in texts}
+    shared = brackets.pop() if len(brackets) == 1 else ""
+    if re.search(r"\d", shared):
+        return shared, ""
+    shared = re.sub(r"^([xyz]|n(ewtons?)?([\W_]*m(et(er|re)s?)?)?)$", "", shared)
     units: set[tuple[str, str]] = set()
-    for name in names:
+    for text in texts:
         # Letters that follow each other, such as `mNm`, are one word; `[A]` is one, too.
-        words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", name.lower())]
+        words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", text)]
         last = next((word for word in reversed(words) if word not in _AXES), "")
         # `_FORCE_UNITS` maps words to their factors, as text. Words with "?" count only at the end of a name: in
         # `current_state` and `LB_hip`, the first word is not a unit.
-        known = [word for word in words if word in _FORCE_UNITS and (word == last or _FORCE_UNITS[word] != "?")]
+        known = [word for word in words if word in _FORCE_UNITS and (word == last or "?" not in _FORCE_UNITS[word])]
         pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
-        unit = (pairs or known or [""])[0]
+        unit = (pairs or known or [shared])[0]
         units.add((unit, _FORCE_UNITS.get(unit, "").strip("?")))
     if len({factor for _, factor in units}) > 1:
         raise ValueError("which unit do the numbers have? Their names give several units")
@@ -146,14 +163,15 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
 
 def says_torque(name: str) -> bool:
     """Return whether a name says a torque, such as `tx` or `wrench.torque`, and no force, as `force_torque.fx` does."""
-    has_torque = re.search(f"torque|moment|[tm]{_FORCE_END}", name.lower())
+    has_torque = re.search(rf"torque|moment|(?:^|[\W\d_])(?:tau|τ)(?![^\W\d_]{2})|[tm]{_FORCE_END}", name.lower())
     return has_torque is not None and not re.search(_FORCE_PATTERN, name.lower())
 
 
 def says_change(name: str) -> bool:
     """Return whether a name ends in a word for a velocity, an acceleration or a force, as in `/ee_velocity`."""
     last = "".join(_split_words(name)[-1:])
-    pattern = "vel|velocit(y|ies)|speeds?|twist|acc|accelerations?|forces?|torques?|wrench|deltas?|err|errors?"
+    pattern = "vel|velocit(y|ies)|speeds?|twist|linear|angular|acc|accelerations?|forces?|torques?|wrench"
+    pattern += "|deltas?|err|errors?"
     return re.fullmatch(pattern, last) is not None
 
 
@@ -179,8 +197,8 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
     # Returns the group (all words that give no kind or axis), the kind of quantity and the axis; "" = none.
     # The kinds are position, rotation, euler, the keys of `SIZES`, and "other" for numbers that are not part of a pose.
     # LeRobot gives these names to a rotation vector; otherwise, `wx` would be an angular velocity.
-    if match := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
-        return frozenset(), "rotvec", match[1]
+    if match := re.fullmatch(r"(.*[._])?ee\.w([xyz])", name):
+        return _parse_name(match[1] or "")[0], "rotvec", match[2]
     words = _split_words(name)
     kind, axis, group = "", "", set[str]()
     for previous, word in zip(["", *words], words, strict=False):
@@ -269,7 +287,10 @@ def decide_pose(
     # indices to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
-        layout = decide_pose([names[index] for index in arm_indices], len(arm_indices), None, None, form, order, euler)
+        # Without its word, since an arm may be called `r`, which is also a word for a rotation.
+        word = rf"(?i)(?<![^\W_]){re.escape(arm)}(?![^\W_])"
+        own_names = [re.sub(word, "", names[index]) for index in arm_indices]
+        layout = decide_pose(own_names, len(own_names), None, None, form, order, euler)
         position = tuple(arm_indices[index] for index in layout.position)
         return layout._replace(position=position, rotation=tuple(arm_indices[index] for index in layout.rotation))
     rotation_size = SIZES[form or "quaternion"]
@@ -341,6 +362,13 @@ def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) ->
     return tuple(indices[order.index(axis)] for axis in "wxyz")
 
 
+def refuse_other_order(order: str | None, texts: Iterable[str]) -> None:
+    """Raise `ValueError` if a text has the word for another order of quaternions than `order`, as in `quat_wxyz_0`."""
+    words = {word for text in texts for word in _split_words(text)} & {"wxyz", "xyzw"}
+    if order is not None and words and order not in words:
+        raise ValueError(f"is the quaternion {order}, as the mapping says, or {words.pop()}, as the names say?")
+
+
 def _find_rotation(
     names: Sequence[str],
     position: tuple[int, ...],
@@ -375,7 +403,8 @@ def _find_rotation(
     ]
     if not is_by_name and (own or not (form or order)):
         # With a stated position, only an orientation whose names have the same words is certainly the position's.
-        doubt = _NO_ORIENTATION if matching and not own and not group else ""
+        is_open = (matching and not group) or _hides_rotation(names, position)
+        doubt = _NO_ORIENTATION if is_open and not own else ""
         if not own:
             return PoseLayout(position, doubt=doubt, unit=_find_units(names, position)[0])
         matching = own
@@ -404,8 +433,9 @@ def _find_rotation(
         ),
     )
     kind = form or named_set.kind
-    if form and named_set.kind == "quaternion":
-        raise ValueError(f"is rotation_form {form!r}? The names give a quaternion")
+    if form and named_set.kind in ("quaternion", "rotvec") and named_set.kind != form:
+        given = "quaternion" if named_set.kind == "quaternion" else "rotation vector"
+        raise ValueError(f"is rotation_form {form!r}? The names give a {given}")
     if kind == "rpy" and named_set.axes.keys() == {*"xyz"}:
         _require_every_axis(euler)
     # The indices in the order of the form; () if the set is incomplete.
@@ -450,9 +480,9 @@ def _object_words(name: str) -> frozenset[str]:
     )
 
 
-def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int]) -> str:
+def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], source: str = "") -> str:
     """Return a doubt whether the names of the position say `part`, such as `eef`; "" = none. Raises `ValueError` if
-    other names say the part.
+    other names say the part, or if a body's names say the hand and `source`, their feature or topic, not the body.
     """
     own = [names[index] for index in position if index < len(names)]
     own_words = {word for name in own for word in _split_words(name)}
@@ -464,6 +494,8 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int]) -
     # The names fit the hand if they name no object. They fit a body if they have no word for a hand, except words of
     # the body's own name.
     is_clear = not objects if kind == "eef" else own_words.isdisjoint(_HAND_WORDS - wanted)
+    if kind != "eef" and any(word in _split_words(source) and not word.isdecimal() for word in wanted):
+        is_clear = True
     if not own or wanted & own_words or (kind == "eef" and is_clear):
         return ""
     # The axes of numbers that are a position of the part, except words such as `wrist` and `target`.
@@ -492,6 +524,15 @@ def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[in
     words = _words_of(names, position)
     rotations = (indices for indices in _named_indices(names) if indices.isdisjoint(position))
     return [indices for indices in rotations if _words_of(names, indices) == words]
+
+
+def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
+    # Returns whether a name with the position's object words says a rotation, but is left out for such a word, as is
+    # `wrist_qx` next to `wrist_x`.
+    words = _words_of(names, position)
+    hidden = (name for name in names if _parse_name(name)[1] == "other" and _object_words(name) in words)
+    rests = (" ".join(word for word in _split_words(name) if word not in _object_words(name)) for name in hidden)
+    return any(_parse_name(rest)[1] in (*SIZES, "rotation", "euler") for rest in rests)
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:

@@ -497,6 +497,8 @@ def _find_implausible(
         if distance_m > _FAR_M:
             problem = f"[{name}] is {distance_m:.0f} m from the origin; are its positions in millimeters?"
             yield file, f'{problem} If so, write unit = "mm"'
+        if name.partition(".")[0] == "eef" and not poses[:, :3].any():
+            yield file, f"[{name}] is at the origin throughout; are these numbers its position?"
         # Numbers of records between successive changes of the pose.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
