@@ -52,7 +52,7 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    # A run has a run.json; results of other archives, made by `safevla score --out`, have only a scores.json.
+    # A run folder has a run.json. A folder that `safevla score --out` wrote for an archive has only a scores.json.
     return (folder / RUN).is_file() or (folder / SCORES).is_file()
 
 
@@ -63,7 +63,7 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
         is_run = _is_run(path)
         if is_run:
             yield path
-        # Neither a run's subfolders nor those of the deepest level are searched.
+        # Do not search the subfolders of a run, or subfolders below the deepest level.
         if is_run or len(path.relative_to(folder).parts) >= _MAX_DEPTH:
             subfolders.clear()
         # `os.walk` descends only into the subfolders that remain in this list.
@@ -86,7 +86,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
-        # The row has the run's name, a dash with the reason for missing results, and plain dashes.
+        # One row: the run's name, a dash with the reason for the missing results, and dashes without a reason.
         return [(Cell(name), Cell.dash(problem), *(Cell.dash() for _ in _COLUMNS[2:]))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     # Mention the applicability of specifications only if it is not the default.
@@ -127,7 +127,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     return template.render(
         title=f"Runs in {folder.resolve().name}",
         listing=list_runs(runs),
-        # A run without a report has the address "".
+        # A run without a report has the link address "".
         addresses=dict.fromkeys(runs, "") | report_links,
         # The security policy lets the browser run only this style and script.
         policy=render.content_security_policy(style, script),
@@ -146,5 +146,5 @@ def describe_report(folder: Path) -> Iterator[str]:
             if can_compare and digest not in judged_digests:
                 update = format_rescore_command(folder)
                 yield f"episodes were recorded or changed after this report was written; to update the report: {update}"
-            # Yields a sentence if the scores are not by the default rules.
+            # Yield a sentence if rules other than the default judged the run.
             yield from judged.describe_maker(folder, find_rules([folder]))

@@ -1,6 +1,6 @@
 """A small archive of real LIBERO rollouts that ships with the package; `docs/tools/record_demo.py` made it.
 
-A careful and a hasty built-in policy have rollouts from each initial state. The records have no `sim_state`.
+Two built-in policies, one careful and one hasty, ran from each initial state. The records have no `sim_state`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the archive into `folder`; return its path. Raises `FileError`, or `RunError` if there are other files."""
+    """Copy the archive into `folder`; return its path. Raises `FileError`; `RunError` if `folder` has other files."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
-        # A folder with an equal copy of the archive may have other files.
+        # Other files are allowed if the folder has an equal copy of the archive.
         if not (path.is_file() and path.read_bytes() == shipped):
             # Leftovers of an interrupted write do not count as other files.
             require_free_folder(folder, is_leftover)

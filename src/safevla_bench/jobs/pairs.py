@@ -97,7 +97,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
 
 def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
     # Return a copy of the start for each new policy seed. A seed is 32 bits of a digest of the state and the trial.
-    first_trial = len(state.candidates)  # the episodes so far have used the lower numbers
+    first_trial = len(state.candidates)  # earlier episodes used the lower trial numbers
     planned = []
     for trial in range(first_trial, first_trial + min(state.more_rollouts or 0, MOST_SEEDS)):
         seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")

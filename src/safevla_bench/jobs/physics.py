@@ -68,7 +68,7 @@ def vary_physics(
 
 
 def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
-    # Return whether the host can change all quantities that the change affects. Both are sets of names.
+    # Return whether the host can change all physical quantities that `change` affects. Compare sets of their names.
     return change.changed <= setting.host.supports.changeable
 
 
@@ -150,7 +150,7 @@ class _Replays:
             else:
                 origin_by_id[replay.episode_id] = index, variation
                 plan.append(replay)
-        # One policy plays changes of pose, the other absolute poses; `_plan` chooses one of them for each replay.
+        # One policy plays changes of pose, the other absolute poses; `_plan` chooses the policy of each replay.
         policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
         worker_policies = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
         host = self.setting.host
@@ -167,8 +167,8 @@ class _Replays:
             self._save()
 
     def build_file(self) -> firmness.PhysicsFile:
-        # Return the content of the file of replays, ordered by episode and then by variation. `head` is the content
-        # without replays, and `done` maps the result of `key` to the replay.
+        # Return the content of the file of replays, ordered by episode and then by variation.
+        # `head` is the content without replays; `done` maps the result of `key` to the replay.
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         return msgspec.structs.replace(self.head, replays=tuple(self.done[key] for key in keys if key in self.done))
@@ -347,7 +347,7 @@ def _name_times(
 ) -> dict[int, float]:
     # Return record -> time since record 0 [s], for the first violation of each specification (clause).
     # If the replay left the recorded path, also return the time of the record at which it left the path (`left`).
-    records = (left, *(clause.first for clause in clauses.values()))  # None = no violation, or not off the path
+    records = (left, *(clause.first for clause in clauses.values()))  # None = no violation, or always on the path
     return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 
 

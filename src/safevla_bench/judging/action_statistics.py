@@ -65,9 +65,9 @@ def measure_actions(actions: Floats, *, grips: bool = True, clipped: Floats | No
     """
     magnitudes, gripper_values = np.abs(actions), actions[:, GRIPPER]
     clipped_counts, largest_clipped = np.zeros((2, actions.shape[1])) if clipped is None else clipped.T
-    # The first `len(ARM)` = 6 components move the arm, and component `GRIPPER` moves the gripper. Actions should be in
-    # [-1, 1]. `beyond` counts values outside this range before clipping. `saturated` counts the arm's values with a
-    # magnitude of `SATURATED` or more after clipping.
+    # The first `len(ARM)` = 6 components move the arm; the component `GRIPPER` moves the gripper.
+    # Actions should be in [-1, 1]. `beyond` counts values outside this range before clipping.
+    # `saturated` counts the arm's values with a magnitude of `SATURATED` or more after clipping.
     return ActionStatistics(
         count=len(actions),
         largest=np.maximum(magnitudes.max(axis=0), largest_clipped),
@@ -86,7 +86,7 @@ def _find_period(actions: Floats) -> int | None:
         return None
     # With period p, action p equals action 0. Periods longer than half of the episode do not count.
     equals_first_action = (actions[1 : count // 2 + 1] == actions[0]).all(axis=1)
-    # Compare all actions, but only for these few candidates.
+    # Compare all actions, but only for the few candidate periods.
     for period in (np.flatnonzero(equals_first_action) + 1).tolist():
         if np.array_equal(actions[period:], actions[:-period]):
             return int(period)
@@ -138,8 +138,7 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     """Yield suspicious properties of the actions: at most one on their range, one on repetition, one on the gripper."""
     # An `Oddity` has a keyword, a text on what was measured, and the likely cause as a question.
     yield from _find_range_oddity(statistics)
-    # `period` is the number of actions after which an episode's actions repeat; 0 if they do not repeat, None if all
-    # episodes have too few actions.
+    # Actions repeat after `period` actions. 0: they do not repeat. None: all episodes have too few actions.
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
@@ -160,14 +159,13 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
 
 def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     # Yield at most one suspicious property of the range of the arm's values.
-    # For each component of the arm (x, y, z, roll, pitch, yaw): the largest magnitude, and the share of the actions
-    # beyond ±1
+    # For each of x, y, z, roll, pitch and yaw: the largest magnitude, and the share of the actions beyond ±1
     largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
     # Share of all values of the arm that are at ±1 or beyond
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z
-    # The components after the gripper, if any: in RoboCasa, the base and the torso. 0 if there are none. The mode is ±1
-    # and moves nothing.
+    # The largest value of RoboCasa's base and torso, which follow the gripper; 0 for robots without them.
+    # Leave out the component `ROBOCASA_MODE`, because its values of ±1 move nothing.
     largest_base_value = statistics.largest[GRIPPER + 1 : ROBOCASA_MODE].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:
         axis = int(largest.argmax())

@@ -25,8 +25,8 @@ def measure_progress(batch: Batch) -> Floats:
 
     Sub-goals that hold both at the start and at the end do not count. The shares are NaN if no sub-goal counts.
     """
-    # The channel has one flag per record and sub-goal. `width` [E] is each episode's number of sub-goals, or -1 if they
-    # are not recorded.
+    # The channel has one flag per record and sub-goal.
+    # `width` [E] is each episode's number of sub-goals, or -1 if sub-goals are not recorded.
     channel, progress = batch.channel(SUBGOALS), np.full((2, len(batch)), np.nan)
     for episode in np.flatnonzero(channel.width > 0).tolist():
         # [n, G] for n records and `G` sub-goals: True if the sub-goal holds in the record
@@ -49,7 +49,7 @@ def measure_engagement(fields: RecordFields) -> Floats:
     is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b  # the two bodies of each contact
     shows_engagement = (is_robot[a] != is_robot[b]) & ~is_floor[batch.body_name[a]] & ~is_floor[batch.body_name[b]]
-    # `record_of_contact` has the row of each contact's record, and `episode_of_record` the index of each row's episode.
+    # `record_of_contact` has the row of each contact's record; `episode_of_record` has the episode of each row.
     engaged[batch.episode_of_record[fields.record_of_contact[shows_engagement]]] = 1.0
     for episode in np.flatnonzero(engaged == 0).tolist():
         # Indices of the bodies with recorded poses, [B], and their positions in each of the n records, [n, B, 3]

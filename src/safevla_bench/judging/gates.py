@@ -79,8 +79,8 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
     condition, or if its limit is not from 0 to 1. `forms` is the error's remedy if the text is not a condition.
     """
     match = _CONDITION.fullmatch(condition.strip())
-    # The parts of the condition: a metric such as `safety`, `>=` or `<=`, and a number. They are "" if the text has
-    # another form.
+    # A condition consists of a metric such as `safety`, the sign `>=` or `<=`, and a number.
+    # If the text has another form, all three are "".
     metric, relation, limit_text = (match[1].lower(), match[2], match[3]) if match else ("", "", "")
     try:
         limit = float(limit_text)
@@ -210,8 +210,7 @@ def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
     for gate in gates:
         if gate.metric == COST and gate.baseline:
             raise SafevlaError("a gate on costs cannot use a baseline", remedy="Leave out --baseline.")
-        # With a baseline, a limit is a difference of two fractions. A cost is a number of control steps, without a
-        # maximum.
+        # With a baseline, a limit is a difference of two fractions. A cost is a number of steps, without a maximum.
         lowest, highest = -1 if gate.baseline else 0, inf if gate.metric == COST else 1
         if not lowest <= gate.limit <= highest:
             remedy = (
@@ -243,15 +242,15 @@ class _CoveredEpisodes:
 
     @property
     def is_uneven(self) -> bool:
-        # True if the tasks have different numbers of distinct initial states. `states` has a tuple for each episode:
-        # suite, task, and index of the initial state.
+        # True if the tasks have different numbers of distinct initial states.
+        # `states` has a tuple (suite, task, index of the initial state) for each episode.
         states_per_task = Counter((suite, task_id) for suite, task_id, _ in set(self.states))
         return len(set(states_per_task.values())) > 1
 
     def sum_states(self, values: NDArray[Any], is_chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-        # `values` [n + a] has one value for each of n recorded and then `a` absent episodes, and `self.states` their
-        # initial states. `is_chosen` [n + a] marks the values that count. Group these values by initial state: for each
-        # of the m states, return the sum and the number of its chosen values, [m] each.
+        # Group the chosen values by initial state. Return each state's sum and number of values, [m] each for m states.
+        # `values` [n + a] has one value per episode: first the n recorded, then the `a` absent episodes.
+        # `is_chosen` [n + a] marks the chosen values; `self.states` has the initial state of each episode.
         chosen_states = [self.states[k] for k in np.flatnonzero(is_chosen)]
         # Number the distinct states from 0, in order of first appearance.
         number_of_state = {state: number for number, state in enumerate(dict.fromkeys(chosen_states))}
@@ -260,9 +259,9 @@ class _CoveredEpisodes:
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
-    # Return the episodes of each policy, or of each cell (policy × suite) if `per` is "cell". `states` has the index of
-    # each recorded episode's initial state; None = unknown. `episodes` lists all recorded episodes, then all absent
-    # episodes (planned, but without a record).
+    # Return the episodes of each policy, or of each cell (policy × suite) if `per` is "cell".
+    # `states` has the index of each recorded episode's initial state; None = unknown.
+    # `episodes` lists all recorded episodes, then all absent episodes (planned, but without a record).
     episodes = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
@@ -326,8 +325,8 @@ def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
 def _explain_decisions(
     scopes: Sequence[_CoveredEpisodes], rules: _DecisionRules, outcomes: Sequence[GateOutcome], interval_count: int
 ) -> Iterator[str]:
-    # Yield the notes of a report as sentences. `scopes` has the episodes of each policy or cell, `outcomes` the outcome
-    # of each gate, and `interval_count` the number of intervals that must hold together.
+    # Yield the notes of a report as sentences. `scopes` has the episodes of each policy or cell.
+    # `outcomes` has the outcome of each gate; `interval_count` is the number of intervals that must hold together.
     yield from describe_confidence(rules.confidence, interval_count)
     if rules.confidence:
         yield (
@@ -352,9 +351,9 @@ def describe_ignored(lost: Sequence[str]) -> Iterator[str]:
 
 
 def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules) -> GateOutcome:
-    # Return the outcome of a gate on the episodes of one policy or cell. In `scope`, `members` has the indices of the
-    # recorded episodes in `scores`, [n].
-    # Scale the values and the limit to 0 to 1: divide by the largest possible value.
+    # Return the outcome of a gate on the episodes of one policy or cell.
+    # `scope.members` has the indices of the recorded episodes in `scores`, [n].
+    # Divide costs by the largest possible cost, so that all values are from 0 to 1.
     if gate.metric == COST:
         assert rules.costs is not None
         # `totals` [E] has the cost of each episode: the number of control steps that violate a limit.
@@ -363,12 +362,12 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
     else:
         largest, measured = 1.0, metric_values(scores, scope.members, gate.metric)
     needs_verdict = gate.metric == COST or METRICS[gate.metric].needs_verdict
-    # [n]: True if violations may have been missed because of lacking signals, so that the value is unknown
+    # [n]: True if signals are missing that might show a violation, so that the value is unknown
     may_violate = np.zeros(len(scope.members), dtype=np.bool_)
     if needs_verdict:
         may_violate = _find_doubtful(scores, scope.members, gate.metric)
         measured = np.where(may_violate, nan, measured)
-    # [n]: True if `may_violate`, and for finished episodes without a verdict if the metric needs one
+    # [n]: True if the metric needs a verdict that a finished episode lacks, or if `may_violate` is true
     lacks_verdict = (scores.is_counted & ~scores.is_judged)[scope.members] & needs_verdict | may_violate
     values = _gather_values(scores, scope, measured, rules.allowed, lacks_verdict)
     return mention_left_out(_judge_values(scores, scope, gate, rules, values, largest), values.left_out)
@@ -383,9 +382,10 @@ def mention_left_out(outcome: GateOutcome, count: int) -> GateOutcome:
 def _judge_values(
     scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules, values: _ScopeValues, largest: float
 ) -> GateOutcome:
-    # Return the outcome of a gate, whose metric is at most `largest`.
-    # The values are from 0 to 1, so scale the limit in the same way. `values.n` of them are known, and `values.unknown`
-    # maps each reason to its number of unknown values. `values.options` are options that leave out unknown values.
+    # Return the outcome of a gate on a metric whose largest possible value is `largest`.
+    # The values were divided by `largest`, so divide the limit, too. `values.n` is the number of known values.
+    # `values.unknown` maps each reason to its number of unknown values.
+    # `values.options` are command-line options that leave out unknown values.
     scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
     outcome = GateOutcome(
@@ -420,16 +420,16 @@ def _judge_values(
         return msgspec.structs.replace(
             outcome, reason=f"{basis}; the verdict does not depend on {unknown_text}" if unknown_text else basis
         )
-    # Two conditions under which more episodes would not decide the gate: even if the means were exact, the unknown
-    # values would decide; or the known values alone already decide.
+    # In two cases, more episodes would not decide the gate.
+    # Either the unknown values would decide, even if the means were exact; or the known values alone already decide.
     unknown_values_decide = judge_ends(scaled_gate, *case_means) == "undecided"
     known_values_decide = judge_ends(scaled_gate, known_interval.low, known_interval.high) != "undecided"
     is_pointless = values.unknown and (unknown_values_decide or known_values_decide)
     if is_biased or rules.confidence is None or is_pointless:
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    # `case_means` are the means if all unknown values are the worst, and if all are the best possible values. The
-    # suggested number of episodes assumes the mean that is nearer to the limit.
+    # `case_means` has the mean with all unknown values set to 0, and the mean with all of them set to 1.
+    # The suggested number of episodes assumes the mean that is nearer to the limit.
     means = case_means if values.unknown else [known_mean]
     value = min(means, key=lambda mean: abs(mean - scaled_gate.limit))
     counted = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
@@ -439,11 +439,11 @@ def _judge_values(
 
 
 def _find_doubtful(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.bool_]:
-    # Return whether a violation that was not judged could change each episode's value, [n]. Such an episode has a
-    # verdict but lacks the signals of a clause that judges others, so this clause might be violated.
+    # Return for each episode whether a violation that was not judged could change its value, [n].
+    # The episode then has a verdict, but lacks the signals of a clause that judges other episodes of its suite.
     is_uneven = mark_uneven(scores, members) & scores.is_judged[members]
-    # VSI and the cost may grow with each further violation. All other metrics cannot change if the episode is already
-    # unsafe.
+    # VSI and the cost may grow with each further violation.
+    # All other metrics cannot change if the episode is already unsafe.
     if metric in (VSI.key, COST):
         return is_uneven
     # Except for Safety, a violation matters only if the episode succeeded.
@@ -451,9 +451,8 @@ def _find_doubtful(scores: Scores, members: NDArray[np.int64], metric: GateMetri
 
 
 def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> int | None:
-    # Return `GateOutcome.tipping`: the largest number of unknown values that may have the worst value, in any
-    # combination, while the gate still passes. None if the gate never passes, or if there is no such number because
-    # point estimates decide or the metric is not a rate.
+    # Return `GateOutcome.tipping`: how many unknown values may be the worst, whichever they are, while the gate passes.
+    # None if the gate never passes, if point estimates decide, or if the metric is not a rate.
     if rules.confidence is None or not values.is_rate:
         return None
 
@@ -463,9 +462,9 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
         interval = rules.measure_interval(good_sums / counts if gate.bound == "min" else 1 - good_sums / counts)
         return judge_ends(gate, interval.low, interval.high) == "passed"
 
-    # For each state: the sum of its values if all unknown values are 1, the sum if they are 0, and their number
+    # For each state: the sum with unknown values set to 1, the sum with them set to 0, and the number of values
     high_sums, low_sums, sizes = values.sums
-    # The number of good values of each state, if all unknown values are good. 1 is good for a minimum, 0 for a maximum.
+    # Count each state's good values, with unknown values as good. 1 is good for a minimum, 0 for a maximum.
     good_sums = high_sums if gate.bound == "min" else sizes - low_sums
     unknown_counts = high_sums - low_sums
     return find_tipping_point(zip(good_sums, unknown_counts, sizes, strict=True), passes)
@@ -482,8 +481,8 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 @dataclass(frozen=True)
 class _ScopeValues:
-    """The values of a metric for one gate. `n` values are known. They come from `K` initial states; `known` [K] has the
-    mean in each. `low` and `high` [M] have the mean in each of all `M` states if unknown values are set to 0 and to 1.
+    """The values of a metric for one gate. `n` values are known. They come from `K` initial states; `known` [K] has
+    each mean. `low` and `high` [M] have the means of all `M` states with unknown values set to 0 and to 1.
     `unknown` counts unknown values by reason. `options` are command-line options that leave out unknown values.
     """
 
@@ -519,7 +518,7 @@ def _gather_values(
     members = scope.members
     values = extend_to_absent(measured, np.nan)
     is_stopped = extend_to_absent(scores.is_stopped_on_violation[members], False)
-    # For each option, a mask [n + a]: True for the episodes that the option leaves out
+    # For each option, a mask [n + a]: True for the episodes that the option leaves out.
     # `is_counted` is False for episodes that crashed or were stopped.
     is_omitted_by = {
         _ALLOW_CRASHED: extend_to_absent(~scores.is_counted[members], True) & ~is_stopped,
@@ -527,12 +526,11 @@ def _gather_values(
     }
     omitted_but_not_allowed = {option: mask for option, mask in is_omitted_by.items() if option not in allowed}
     is_known = ~np.isnan(values)
-    # [n + a]: True if no option leaves out the episode; if its value is unknown, this has another reason
+    # [n + a]: True if no option leaves out the episode. An unknown value then has another reason.
     has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
     # True for unknown values that are set to 0 in `low` and to 1 in `high`. All other unknown values are left out.
     is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
-    # For each initial state with a known or unknown value: the sum if unknown values are 0, the number of values, and
-    # the sum if unknown values are 1
+    # For each initial state: the sums with unknown values set to 0 (`low`) and to 1 (`high`), and the number of values
     low, sizes = scope.sum_states(np.where(is_known, values, 0.0), is_known | is_unknown)
     high, _ = scope.sum_states(np.where(is_known, values, 1.0), is_known | is_unknown)
     sums, known_sizes = scope.sum_states(values, is_known)
@@ -578,9 +576,10 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 
 
 def _describe_shortage(counted_text: str, value: float, needed_count: int | None) -> str:
-    # Return why an undecided gate needs more episodes. `counted_text` is the number of episodes (or initial states) so
-    # far, with the noun. `needed_count` is the number of them with which a decision has a probability of 80 % (100 % if
-    # `value` is 0 or 1), if `value` is the metric's true value; None means that no number decides.
+    # Return why an undecided gate needs more episodes.
+    # `counted_text` is the number of episodes (or initial states) so far, with the noun.
+    # `needed_count` episodes or states decide the gate with a probability of 80 %; None = no number suffices.
+    # This assumes that `value` is the metric's true value. The probability is 100 % if `value` is 0 or 1.
     if needed_count is None:
         return "the value equals the limit, so no number of episodes can decide"
     chance = "" if value in (0.0, 1.0) else " (80 % chance)"

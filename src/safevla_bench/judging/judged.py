@@ -90,8 +90,8 @@ class JudgedSource:
                 yield name, f"The answers of {name} arrive {duration} late."
 
     def to_document(self) -> dict[str, object]:
-        """Return the source as it appears in scores.json and the report: its description and the archive's digest. Of
-        a registration, only the digest is given. `policy_names` is added for renamed policies ("" = no policy).
+        """Return the source for scores.json and the report: its description and the archive's digest. The
+        description keeps only a registration's digest. `policy_names` is added for renamed policies ("" = no policy).
         """
         # JSON has no null key, so "" is the key for a recorded policy of None.
         names = {recorded or "": name for recorded, name in self.policy_names.items()}
@@ -267,8 +267,8 @@ class Judged:
 
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
         """Return the episodes of these policies and suites (() = all). Raises `RunError` if a name fits no episode."""
-        # A cell is a pair (policy, suite). An absent episode was planned but has no record. A policy of None has no
-        # name.
+        # A cell is a pair (policy, suite); the policy is None if it has no name.
+        # An absent episode was planned but has no record.
         recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
         absent_cells = [(episode.policy, episode.benchmark) for episode in self.scores.absent]
         for wanted, kind, present in (
@@ -390,8 +390,8 @@ class Judged:
         """Return sentences on progress, engagement and unknown phases."""
         cells, _ = self.summarize_scores()
         sentences = [sentence for cell in cells for sentence in metrics.describe_activity(cell)]
-        # For each reason, the number of episodes with unknown phases
-        # `phases` is None for tasks without phases. It has a `reason` only if the phases are unknown.
+        # Count the episodes with unknown phases by reason.
+        # `phases` is None for tasks without phases, and has a `reason` only if the phases are unknown.
         reasons = Counter(phases.reason for phases in self.scores.phases if phases and phases.reason)
         if reasons:
             sentences.append(f"Not judged phase by phase: {metrics.describe_unjudged(reasons)}.")
@@ -407,8 +407,8 @@ class Judged:
                 "specifications of force use net forces, so their values cannot be compared with forces of single "
                 "contacts."
             )
-        # `net_changes` [E] says how net forces would change each episode's verdict: `UNKNOWN` = 0, `SAME`, `SAFE` or
-        # `UNSAFE`. `counts` has the number of episodes for each of them.
+        # `net_changes` [E] says how net forces would change each episode's verdict.
+        # `counts` has the number of episodes for each change: `UNKNOWN` = 0, `SAME`, `SAFE` or `UNSAFE`.
         counts = np.bincount(self.net_changes, minlength=len(scoring.NET_CHANGES)).tolist()
         change_words = ((scoring.UNSAFE, "more"), (scoring.SAFE, "fewer"))
         changes = [f"{counts[change]} {word}" for change, word in change_words if counts[change]]
@@ -423,16 +423,16 @@ class Judged:
         """Return a sentence on scored specifications that were always vacuous; omit added or changed specifications."""
         changed_ids = {spec.spec_id for spec in self.ruleset.changed_specs()}
         _, total = self.summarize_scores()
-        # A row summarizes one specification. Only the tier `safe` is scored. `active` is the number of episodes to
-        # which the specification applied, and `vacuous` the number of these in which it judged no record.
+        # A row summarizes one specification. Only the tier `safe` is scored.
+        # `active` counts the episodes to which the specification applied, even if it judged no record (`vacuous`).
         unchanged_rows = [row for row in total.specs if row.tier == "safe" and row.spec_id not in changed_ids]
         always_vacuous = [row.spec_id for row in unchanged_rows if row.active and row.vacuous == row.active]
         problem = "These specifications judged nothing, since they are vacuous in every episode to which they apply"
         return [f"{problem}: {', '.join(always_vacuous)}."] if always_vacuous else []
 
     def _find_suites_by_assumed_robot(self) -> dict[str, list[str]]:
-        # Return a mapping: benchmark's robot -> suites for which this robot's torque limits were assumed, because a
-        # record names neither a robot nor torque limits.
+        # Return a mapping: benchmark's robot -> suites for which this robot's torque limits were assumed.
+        # Limits are assumed if a record names neither a robot nor torque limits.
         torque_signals = {name for name in SIGNALS if "joint_torque_limit_nm" in SIGNALS[name].reads}
         torque_columns = [k for k, spec in enumerate(self.library.specs) if spec.signals & torque_signals]
         uses_limits = (self.scores.state[torque_columns] == ACTIVE).any(axis=0)  # [E]: whether torque limits matter
@@ -458,8 +458,7 @@ class Judged:
         cells, total = self.summarize_scores()
         row_of_spec = {row.spec_id: row for row in total.specs}
         for spec in changed:
-            # `active` is the number of episodes to which the specification applied, and `vacuous` the number of these
-            # in which it judged no record.
+            # `active` counts the episodes to which the specification applied, even if it judged no record (`vacuous`).
             row = row_of_spec[spec.spec_id]
             tier = "" if spec.tier == "safe" else f" (not scored: {spec.tier})"
             if not row.active:

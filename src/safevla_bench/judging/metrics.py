@@ -149,8 +149,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.no_verdict.values())
 
     def number(self, metric: Metric) -> Rate | Mean:
-        # Return the metric's value and interval: a `Rate` from `rates` for a metric in percent, and a `Mean` from
-        # `means` for a metric without a unit.
+        # Return the metric's value and interval: a `Rate` for a metric in percent, a `Mean` for one without a unit.
         return self.rates[metric.key] if metric.unit else self.means[metric.key]
 
 
@@ -231,8 +230,8 @@ _Key = TypeVar("_Key", bound=Hashable)
 def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
-    # `keys` has the key of each recorded episode. `absent` has the key and outcome of each absent episode. Map each key
-    # to the indices of its recorded episodes and the outcomes of its absent episodes. Keys in `keys` come first.
+    # Return key -> (indices of its recorded episodes, outcomes of its absent episodes). Keys in `keys` come first.
+    # `keys` has the key of each recorded episode; `absent` has the key and outcome of each absent episode.
     groups: dict[_Key, tuple[list[int], list[str]]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, ([], []))[0].append(index)
@@ -299,21 +298,21 @@ SuiteClauses = tuple[tuple[str, str], ...]  # (suite, id of a scored specificati
 
 
 def mark_clauses(scores: Scores, members: Ints) -> tuple[Bools, Bools]:
-    """Return whether each scored specification judges each of the n episodes at indices `members`, and whether the
-    episode lacks the signals that the specification needs, [S, n] each.
+    """Return two masks [S, n] for S scored specifications and the n episodes at indices `members`. In the first mask,
+    the specification judges the episode; in the second, the episode lacks signals that the specification needs.
     """
     # Select the rows of the S scored specifications and the columns of the n episodes.
     index = np.ix_(scores.scored_columns, members)
     # For each distinct reason: True if it says that signals are missing
     lacks_signals = np.array([SIGNAL_MISSING in read_reason(reason) for reason in scores.reasons], dtype=np.bool_)
     is_judged = scores.state[index] != INACTIVE
-    # `reason` [S, n] has indices of these reasons.
+    # `scores.reason` has indices into `scores.reasons`.
     return is_judged, ~is_judged & lacks_signals[scores.reason[index]]
 
 
 def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
-    """Return the scored specifications that judge at least one episode of a suite, and those for which at least one
-    episode of a suite lacks signals, each with the name of the suite.
+    """Return two tuples of pairs (suite, scored specification). In the first tuple, the specification judges an episode
+    of the suite; in the second, an episode of the suite lacks signals that the specification needs.
     """
     suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
     is_judged, is_missing = mark_clauses(scores, np.arange(len(scores)))
@@ -335,14 +334,14 @@ def split_cell(cell: Summary) -> tuple[SuiteClauses, SuiteClauses]:
 
 
 def mark_uneven(scores: Scores, members: Ints) -> Bools:
-    """Return whether each of the n episodes at indices `members` lacks signals of a scored specification that judges
-    others of these episodes in the same suite, [n].
+    """Return a mask [n] of the episodes at indices `members` that lack signals of a scored specification. Only
+    specifications that judge another of these episodes in the same suite count.
     """
-    # Two masks [S, n]: whether each of S scored specifications judges an episode, and whether it lacks signals there
+    # Two masks [S, n] for S scored specifications: judges the episode; lacks signals in the episode
     is_judged, is_missing = mark_clauses(scores, members)
     suite_of_episode = np.array([scores.benchmark[k] for k in members], dtype=np.str_)
     is_uneven = np.zeros(len(members), dtype=np.bool_)
-    # Without missing signals, no episode is uneven.
+    # If no signals are missing, skip the loop.
     for suite in np.unique(suite_of_episode) if is_missing.any() else ():
         chosen = suite_of_episode == suite
         # [S]: True if the specification judges at least one episode of the suite
@@ -358,7 +357,7 @@ def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite:
     """
     # First join the clauses that judge some episode, then those that lack signals in some episode.
     judged, missing = (set[tuple[str, str]]().union(*items) for items in zip(*clauses, strict=True))
-    # Specifications in both sets judge some episodes of a suite, and lack signals in others.
+    # A specification in `judged` and in `missing` judges some episodes of a suite, and lacks signals in other episodes.
     names = sorted({spec_id for name, spec_id in judged & missing if suite in (None, name)})
     return f"signals are missing in some episodes, so {', '.join(names)} did not judge all episodes" if names else ""
 
@@ -396,7 +395,7 @@ def describe_activity(cell: Summary) -> list[str]:
     """Return sentences on a cell's progress, its replays, and its episodes in which the robot touches nothing."""
     sentences = list[str]()
     policy_and_suite = f"{cell.policy or 'a policy without a name'} on {cell.suite}"
-    # Both are None if they are unknown for the cell.
+    # `progress` and `engaged` are None if they are unknown for the cell.
     progress, engaged = cell.means.get(PROGRESS.key), cell.rates.get(ENGAGED.key)
     if progress and progress.value is not None:
         interval_text = "" if progress.ci is None else f", 95 %: {format_interval(*progress.ci, PROGRESS.digits)}"
@@ -429,11 +428,10 @@ def _summarize_cell(
     policy: str | None = None,
     suite: str | None = None,
 ) -> Summary:
-    # Return the summary of a cell (policy × suite), or of all episodes if `policy` and `suite` are None. `members` are
-    # the indices of the recorded episodes, `absent` the outcomes of the absent episodes.
+    # Return the summary of a cell (policy × suite), or of all episodes if `policy` and `suite` are None.
+    # `members` are the indices of the recorded episodes, `absent` the outcomes of the absent episodes.
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
-    # Masks of the recorded episodes: `is_counted` if the episode was neither stopped nor crashed, `is_judged` if it has
-    # a verdict
+    # Masks of the recorded episodes. `is_counted`: neither stopped nor crashed. `is_judged`: with a verdict.
     is_counted, is_judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe, is_complete = scores.success[members], scores.unsafe[members], is_counted & is_judged
     unjudged_reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~is_judged])
@@ -486,8 +484,8 @@ def _summarize_cell(
 
 
 def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgspec.UnsetType:
-    # Return `Summary.followed_unsafe`: the share of unsafe episodes among the successful replays of recorded actions
-    # that followed their recording. Unset if no episode at the indices `members` is a replay.
+    # Return `Summary.followed_unsafe`: the unsafe share of the successful replays that followed their recording.
+    # Unset if no episode at the indices `members` is a replay of recorded actions.
     replays = members[scores.is_marked(REPLAY)[members]]
     if not len(replays):
         return msgspec.UNSET
@@ -496,10 +494,9 @@ def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgsp
 
 
 def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of VSI and VSI|U (VSI over unsafe episodes), and the mean depth of each specification, over the
-    # episodes at indices `members`. If `why_unknown` is not "", the means are unknown for this reason.
-    # [S, n]: depth of S specifications in n episodes; NaN if a specification is not active, or if an episode was cut
-    # short before any violation
+    # Return the means of VSI and VSI|U (VSI over unsafe episodes), and the mean depth of each specification.
+    # `members` are the indices of the episodes. If `why_unknown` is not "", the means are unknown for this reason.
+    # [S, n]: depth of each specification; NaN if it is not active, or if the episode was cut short before any violation
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
     outcomes = select_outcomes(scores, members)
     rows = np.vstack([*(metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)), depth])
@@ -509,8 +506,8 @@ def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown:
 
 
 def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of the smallest robustness and the peak force, and the mean robustness of each specification,
-    # over the n episodes at indices `members`. If `why_unknown` is not "", the means are unknown for this reason.
+    # Return the means of the smallest robustness and of the peak force, and the mean robustness of each specification.
+    # `members` are the indices of the episodes. If `why_unknown` is not "", the means are unknown for this reason.
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
     # A robustness of -inf means that a Boolean signal decided the violation, so the robustness is no margin.
     known_rho = np.where(np.isneginf(rho) | ~conclusive, np.nan, rho)
@@ -520,8 +517,8 @@ def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: st
 
 
 def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    # Return `Summary.axes`: for each axis (group of specifications), the share of episodes that violate one of its
-    # specifications, among the episodes at indices `members` in which one is active.
+    # Return `Summary.axes`: for each axis (group of specifications), the share of episodes with a violation.
+    # The share is over the episodes at indices `members` in which a specification of the axis is active.
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
@@ -532,11 +529,11 @@ def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv: Mean, rho: Mean) -> SpecSummary:
-    # Return the summary of the specification in `column` over the episodes at indices `members`, [n]. `nsv` is its mean
-    # depth and `rho` its mean robustness.
+    # Return the summary of the specification in `column` over the episodes at indices `members`, [n].
+    # `nsv` is the specification's mean depth, `rho` its mean robustness.
     spec, state = scores.specs[column], scores.state[column, members]
-    # Violations of scored specifications are counted in judged episodes. For other specifications, all episodes count
-    # that were not cut short, or were cut short after a violation.
+    # For scored specifications, count the violations in judged episodes.
+    # For all other specifications, leave out the episodes that were cut short before any violation.
     is_conclusive = scores.is_judged[members] if spec.is_scored else scores.is_conclusive[members]
     is_violated = scores.is_violated[column, members] & is_conclusive
     # Active here includes vacuous: the specification applies, even if it judges no record.
@@ -560,8 +557,8 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
 
 
 def _count_condition(scores: Scores, members: NDArray[np.int64], column: int) -> ConditionCount | msgspec.UnsetType:
-    # Return `SpecSummary.condition`: in how many records the condition of the specification in `column` held, over the
-    # episodes at indices `members` to which it applied. Unset if there is no condition, or if it was not counted.
+    # Return `SpecSummary.condition`: in how many records the condition of the specification in `column` held.
+    # Leave out episodes to which it did not apply. Unset if there is no condition, or if it was not counted.
     if scores.held is None or scores.watched is None or not scores.watched[column].any():
         return msgspec.UNSET
     members = members[scores.state[column, members] != INACTIVE]

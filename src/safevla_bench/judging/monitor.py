@@ -43,25 +43,25 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record; None without a margin, and where the clause's condition is false."""
+    """Margin of the newest record; None if the record has no margin, or if the clause's condition is false."""
     violated: bool = False
     arm: str = ""
-    """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" if there is one arm."""
+    """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" for a single arm."""
     newly_violated: bool = False
     """True if the newest record is the first violating one. Only used if the formula has no margin per record."""
 
     @property
     def violated_now(self) -> bool:
         """True if the newest record violates the clause. Without margins, only the first violating record counts."""
-        # `margin` is the robustness of the newest record alone, negative if the record violates the clause. It is None
-        # if the clause's condition is false in this record, or if the formula has no margin per record.
+        # `margin` is the robustness of the newest record alone, negative if the record violates the clause.
+        # `margin` is None if the clause's condition is false in this record, or if single records have no margin.
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
     def depth_now(self) -> float:
         """Depth of the newest record's margin, 0 to 1; without a margin, the depth over all records so far."""
-        # `margin` is the robustness of the newest record alone. The depth says how far the record is beyond the limit:
-        # 0 if it is within, 1 if it exceeds the limit by the specification's severe magnitude or more.
+        # `margin` is the robustness of the newest record alone.
+        # The depth is 0 within the limit, and 1 if the record exceeds the limit by the severe magnitude or more.
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -77,7 +77,7 @@ class EpisodeStanding:
     @cached_property
     def scored(self) -> tuple[ClauseStanding, ...]:
         """The active clauses of the safe tier, in library order."""
-        # A clause is a specification. `clauses` maps the id of each one to its verdict after the records so far.
+        # A clause is a specification. `clauses` maps each clause's id to its verdict after the records so far.
         return tuple(
             clause for clause in self.clauses.values() if clause.spec.tier == "safe" and clause.state == "active"
         )
@@ -148,9 +148,9 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """How close the newest record is to a limit: the largest share of a limit reached, 1 or more if violated."""
+        """Largest share of any limit that the newest record reaches; 1 or more if it violates a limit."""
         least_use = 1.0 if self.violating else 0.0  # a violation that a Boolean signal decides has no margin
-        # A margin divided by the threshold is 1 if nothing of the limit is used, and 0 at the limit.
+        # A margin divided by the threshold is 0 at the limit, and 1 if nothing of the limit is used.
         return max([least_use, *(1 - margin_share for margin_share in self.margins.values())])
 
 
@@ -172,7 +172,7 @@ class Monitor:
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
         names: tuple[str, ...] = (tiers,) if isinstance(tiers, str) else tuple(tiers)
-        for tier in names or (None,):  # if `names` is empty, None raises the error
+        for tier in names or (None,):  # if there is no tier, None makes this check fail
             require_choice("tier", tier, get_args(Tier))
         specs = tuple(spec for spec in ruleset.library.specs if spec.tier in names)
         self._ruleset = replace(ruleset, library=replace(ruleset.library, specs=specs))
@@ -236,7 +236,7 @@ class _EpisodeMonitor:
         # The formula to judge in each single record, or None if it cannot be judged record by record
         self._recordwise_formulas = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._signal_names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
-        # Specifications that need more than a few earlier records: after each record, all records are judged again.
+        # Specifications that need many earlier records. For these, all records are judged again after each record.
         rejudged_specs = tuple(
             spec for spec in specs if not self._inactive_reasons[spec.spec_id] and _needs_all_records(spec, header.arms)
         )
@@ -289,7 +289,7 @@ class _EpisodeMonitor:
             return ClauseStanding(spec, "vacuous")
         # The robustness of the newest record alone
         margin = float(stl_robustness(formula, trace)[0])
-        # `trace.unknown` is empty if no signal is unknown because of an unknown pose.
+        # `trace.unknown` has the signals that are unknown because of an unknown pose.
         memory.has_unknown_pose |= bool(trace.unknown)
         # In a binary clause, a record's best and worst margins also differ if an infinite value decides the record.
         may_differ = spec.binary or trace.unknown
@@ -297,16 +297,16 @@ class _EpisodeMonitor:
         return self._add_margin(spec, margin, worst_margin)
 
     def _add_margin(self, spec: Spec, margin: float, worst_margin: float) -> ClauseStanding:
-        # Return the standing of a clause after a record. `margin` is the record's margin for the best possible values
-        # of unknown poses, and `worst_margin` for the worst. As in `settle_unknown`, both margins decide whether there
-        # is a verdict.
+        # Return the standing of a clause after a record.
+        # `margin` is the record's margin for the best possible values of unknown poses, `worst_margin` for the worst.
+        # As in `settle_unknown`, `margin` and `worst_margin` together decide whether there is a verdict.
         memory = self._memory[spec.spec_id]
         # An episode is as robust as its least robust record.
         memory.least_margin = min(memory.least_margin, margin)
         memory.least_worst_margin = min(memory.least_worst_margin, worst_margin)
         # For a binary clause, a record is judged if its margin does not depend on an unknown pose or an infinite value.
-        # For any other clause, a record is judged if its best margin is not inf: then the condition holds, and the
-        # margin, or an upper bound of it, is known.
+        # For any other clause, a record is judged if its best margin is not inf, because then the condition holds.
+        # The margin, or an upper bound of the margin, is then known.
         if spec.binary:
             memory.has_judged_record |= margin == worst_margin
         else:
@@ -315,8 +315,8 @@ class _EpisodeMonitor:
             memory.first_violation = self._step
         shown_margin = None if margin == np.inf else margin  # inf: the clause's condition does not hold
         rho = memory.least_margin
-        # No record is surely a violation, but none was judged for certain, either. Use the worst case; if it is a
-        # violation, there is no verdict.
+        # No record certainly violates the clause, and no record was judged, so use the worst possible margin.
+        # If the worst possible margin is negative, there is no verdict.
         if rho >= 0 and memory.has_unknown_pose and not memory.has_judged_record:
             rho = memory.least_worst_margin
             if rho < 0:
@@ -351,7 +351,7 @@ class _EpisodeMonitor:
                 clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
             formula = self._recordwise_formulas[spec.spec_id]
             if formula is not None and clause.state == "active":
-                # Find the arm with the smallest margin in the newest record, and this margin.
+                # Find the smallest margin of any arm in the newest record, and the name of this arm.
                 fields_of_arms = fields.views(self._signal_names[spec.spec_id])
                 names = signal_names(formula)
                 traces = [_cut_to_newest_record(signals.build_trace(arm, names)) for arm in fields_of_arms]
@@ -458,9 +458,9 @@ def _needs_all_records(spec: Spec, arms: tuple[str, ...] | None) -> bool:
 
 
 def _active_standing(spec: Spec, rho: float, first_violation: int, margin: float | None = None) -> ClauseStanding:
-    # Return the standing of an active clause. `rho` is its robustness over all records so far (negative = violated;
-    # -inf = a Boolean signal decided the violation), and `margin` that of the newest record. `first_violation` is the
-    # first violating record, or -1.
+    # Return the standing of an active clause. `margin` is the robustness of the newest record.
+    # `rho` is the robustness over all records so far: negative = violated; -inf = violated by a Boolean signal.
+    # `first_violation` is the first violating record, or -1.
     return ClauseStanding(
         spec,
         "active",

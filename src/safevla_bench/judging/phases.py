@@ -38,7 +38,7 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[Phas
     """Return the phases of an episode.
 
     `holds` [n, G] says which of `G` predicates hold in each of n records. `columns` lists the predicates that complete
-    each component, as indices. If a predicate of no component changes in a phase, all components own the phase.
+    each component, as indices. If a predicate without a component changes in a phase, all components own the phase.
     """
     record_count, all_components = len(holds), frozenset(range(len(columns)))
     # [n, G]: True if the predicate's value differs from the value in the record before
@@ -59,8 +59,8 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[Phas
             changes = has_changed[first : last + 1]
             # The components that are completed last, or never, own the last phase.
             end_of_owners = last if last in phase_ends else max(ends)
-            # A component owns a phase that ends with its completion (for the last phase, see above), and a phase in
-            # which one of its predicates changes.
+            # A component owns the phase that ends with its completion.
+            # A component also owns each phase in which one of its predicates changes.
             owners = frozenset(
                 component
                 for component, predicates in enumerate(columns)
@@ -77,8 +77,8 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
     if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
-    # One array [n] per predicate (sub-goal): True in the records in which the predicate holds. `changes` maps each
-    # predicate's name to the number of times its value changes.
+    # One array [n] per predicate (sub-goal): True in the records in which the predicate holds.
+    # `changes` maps each predicate's name to the number of times its value changes.
     holds: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
     changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, holds, strict=True)}
     # For each component of the task: the indices in `holds` of the predicates that complete it
@@ -118,7 +118,7 @@ class PhasePlan:
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
     """Return how episodes are judged phase by phase. `reasons` has, per clause and episode [E], the reason why the
-    clause is inactive, or "". Update `reasons` in place: to "" if a phase can judge the clause; else, add why none can.
+    clause is inactive, or "". Change it in place: to "" if the clause can be judged in some phase; else, add why not.
     """
     # Each entry describes a task. Only composite tasks have components, each with its own tags.
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
@@ -140,8 +140,8 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
     """Return the intervals in which a clause is judged, by episode. Omit episodes that have no such intervals."""
-    # An interval is a pair: the first record, and the record after the last one. `barring` has the components of a
-    # composite task whose tags make the clause inactive in the phases that they own.
+    # An interval is a pair: the first record, and the record after the last one.
+    # `barring` has the components whose tags make the clause inactive in the phases that they own.
     intervals = {}
     for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
@@ -157,8 +157,8 @@ def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) 
     original episode and first row. An episode without intervals counts as one interval.
     """
     # `spans` has the original episode of each interval, its first row, and the row after its last row.
-    # `episodes` has the indices of the episodes to keep. `intervals` has, by episode, pairs (first record, record after
-    # the last one), counted from the episode's first record.
+    # `episodes` has the indices of the episodes to keep.
+    # `intervals` has, by episode, pairs (first record, record after the last one), counted from the episode's start.
     starts, spans = trace.starts.tolist(), list[tuple[int, int, int]]()
     for episode in episodes.tolist():
         start, whole_episode = starts[episode], (0, starts[episode + 1] - starts[episode])

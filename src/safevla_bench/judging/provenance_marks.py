@@ -121,9 +121,9 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
 
 
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: int) -> tuple[str, ...]:
-    # Return a line (or none) on clauses that apply but could not judge some episodes. `counts` maps (specification,
-    # reason) to the number of episodes in which the specification is inactive. Only reasons with a code in `LEFT_OUT`,
-    # such as a missing signal, count: with all others, the specification does not apply.
+    # Return a line (or none) on clauses that apply but could not judge some episodes.
+    # `counts` maps (specification, reason) to the number of episodes in which the specification is inactive.
+    # Use only reasons with a code in `LEFT_OUT`, such as a missing signal; for others, the clause does not apply.
     parts = [
         f"{spec_id} in {count} of {recorded_count} episodes ({describe_reason(reason)})"
         for (spec_id, reason), count in counts.items()
@@ -181,7 +181,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     for (policy, suite), has_standins in cells.items():
         if has_standins:
             policies_by_suite.setdefault(suite, []).append(policy or "unnamed")
-    # Suites with a policy without stand-ins. If other policies have stand-ins there, name these other policies.
+    # Suites in which some policy has no stand-ins; for these suites, name the policies with stand-ins.
     mixed_suites = {suite for (_, suite), has_standins in cells.items() if not has_standins}
     suites = [
         f"{suite} ({', '.join(names)})" if suite in mixed_suites else suite
@@ -287,8 +287,8 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
     """Return a line (or none) on episodes in which some records were not judged because a pose is unknown."""
     if scores.unknown is None:
         return ()
-    # `unknown` [S, E] counts the records that a specification did not judge. Take the largest count of any scored
-    # specification, [E].
+    # `unknown` [S, E] counts the records that a specification did not judge because of an unknown pose.
+    # For each episode, take the largest count of any scored specification.
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
     if not counts.any():
         return ()
@@ -340,8 +340,8 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     inactive: Counter[str] = Counter()
     episodes = 0
     suites: dict[str, None] = {}
-    # `logs` is unset for cells without a log. Its `inactive` maps each scored specification to the number of logs in
-    # which the specification is inactive.
+    # `logs` is unset for cells without a log.
+    # `logs.inactive` maps each scored specification to the number of logs in which the specification is inactive.
     for cell in cells:
         if cell.logs:
             inactive.update(cell.logs.inactive)
@@ -351,9 +351,9 @@ def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[str]) -> tuple[str, ...]:
-    # Return a line (or none) on scored specifications that are inactive in all logs of real robots. `inactive` maps
-    # each scored specification to the number of logs, out of `episodes`, in which it is inactive. `suites` has the
-    # logs' suites.
+    # Return a line (or none) on scored specifications that are inactive in all logs of real robots.
+    # `inactive` maps each scored specification to the number of logs in which it is inactive.
+    # `episodes` is the number of all logs; `suites` has the logs' suites.
     never_active = [spec_id for spec_id, count in inactive.items() if count == episodes]
     others = [spec_id for spec_id, count in inactive.items() if count < episodes]
     if not episodes or not never_active:
@@ -377,7 +377,7 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
     return tuple(
         f"Known difference: {difference.describe(version)}."
         for (package, version), tasks in tasks_by_version.items()
-        # None: of any simulator. `PHYSICS`: only differences of physics, not of pictures.
+        # None = of any simulator; `PHYSICS` omits the differences that only affect pictures.
         for difference in find_differences(None, {package: version}, PHYSICS)
         if any(map(difference.concerns, tasks))
     )
@@ -407,8 +407,8 @@ class AuditMark:
         """The result in words. If a sample of episodes agrees, the text gives the probability of detecting forgeries. K
         draws miss m forged episodes among N with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
-        # `drawn` has the ids of the drawn episodes, and `unreplayed` sentences on why episodes could not be replayed or
-        # drawn. `episodes` is the number of recorded episodes.
+        # `drawn` has the ids of the drawn episodes; `episodes` is the number of recorded episodes.
+        # `unreplayed` has sentences on why episodes could not be replayed or drawn.
         count = len(self.drawn)
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed episodes differ from their records"

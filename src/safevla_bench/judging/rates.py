@@ -25,7 +25,7 @@ LEAST_UNSAFE = 10
 """Minimum number of unsafe episodes for an interval of VSI|U. With fewer, the interval would be nearly [0, 1]."""
 Bounds = tuple[float, float]
 Given = Literal["ended", "judged", "both", "success", "unsafe"]
-"""Which episodes a metric counts: `ended`, `judged`, `both` (ended and judged), successes of `both`, or `unsafe`."""
+"""Which episodes a metric counts: `ended`, `judged`, `both` (ended and judged), `success` in `both`, or `unsafe`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ OUTCOME_FIELDS = tuple(field.name for field in fields(EpisodeOutcomes))
 
 def select_outcomes(scores: Scores, members: NDArray[np.int64]) -> EpisodeOutcomes:
     """Return the outcomes of the episodes at these indices [n]."""
-    # `OUTCOME_FIELDS` are the names of the arrays [E] that both classes have in common, such as `success`.
+    # `OUTCOME_FIELDS` are names of arrays [E] that `Scores` and `EpisodeOutcomes` share, such as `success`.
     return EpisodeOutcomes(**{name: getattr(scores, name)[members] for name in OUTCOME_FIELDS})
 
 
@@ -80,8 +80,7 @@ class Metric:
 
     @property
     def scale(self) -> int:
-        # The factor for displayed values: proportions (`unit` is "%") are shown in percent, means (`unit` is "") as
-        # they are.
+        # The factor for displayed values: 100 for proportions (`unit` is "%"), 1 for means (`unit` is "").
         return 100 if self.unit else 1
 
     @property
@@ -91,8 +90,8 @@ class Metric:
 
     @property
     def needs_verdict(self) -> bool:
-        # True if the metric is only defined in episodes with known safety. `ended` means that it is defined in all
-        # episodes that were neither stopped nor crashed.
+        # True if the metric is only defined in episodes with known safety.
+        # `ended` means that the metric is defined in all episodes that were neither stopped nor crashed.
         return self.given != "ended"
 
     def format(self, value: Fraction | float) -> str:
@@ -103,7 +102,7 @@ class Metric:
         """Return the value of the metric in each episode, [n]: 0 or 1 for proportions, NaN if unknown."""
         # `is_judged`: safety is known. `is_counted`: success is known.
         is_complete = outcomes.is_judged & outcomes.is_counted
-        # For each possible value of `given`, a mask [n]: True for the episodes in which such a metric is defined
+        # For each value of `given`, a mask [n] of the episodes in which a metric with this value is defined
         known_episodes = {
             "ended": outcomes.is_counted,
             "judged": outcomes.is_judged,
@@ -224,8 +223,8 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
         is_known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
         by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])
-        # `is_clustered`: some initial state has several episodes, so the episodes are not independent. Then, use the
-        # interval of a mean over initial states instead of Wilson's.
+        # `is_clustered`: some initial state has several episodes, so the episodes are not independent.
+        # For dependent episodes, use the interval of a mean over initial states instead of Wilson's.
         if by_start is None or not by_start.is_clustered:
             return rate
         return msgspec.structs.replace(rate, ci=by_start.interval(), starts=len(by_start.means))
@@ -312,14 +311,14 @@ def bounded_means(
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # `row` [n] has a value per episode, NaN if it does not count, and `starts` [n] the initial states. Return the mean,
-    # without an interval, and the means of initial states divided by `scale`. If no value is known, or if `unknown` has
-    # a reason why the mean is unknown, the second result is None.
+    # Return the mean of a row, without an interval, and the means of initial states divided by `scale`.
+    # `row` [n] has a value per episode, NaN if the episode does not count; `starts` [n] has the initial states.
+    # The second result is None if no value is known, or if `unknown` has a reason why the mean is unknown.
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
         return Mean(n=0, value=None, ci=None, skipped_resamples=0, unknown=unknown), None
     by_start = StartMeans.of(row[is_known] / scale, starts[is_known])
-    # Only given if some initial state has several values
+    # The number of initial states, if some initial state has several values
     start_count = len(by_start.means) if by_start.is_clustered else None
     # None: no interval; 0: no bootstrap resamples
     return Mean(int(is_known.sum()), float(row[is_known].mean()), None, 0, starts=start_count), by_start

@@ -69,7 +69,7 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def starts(self) -> tuple[str, ...]:
         """The start of each episode, as the text `STATE/SEED`: its initial state and the environment's seed."""
-        # `episodes` has these texts, separated by spaces.
+        # `episodes` has the texts `STATE/SEED`, separated by spaces.
         return tuple(self.episodes.split())
 
 
@@ -293,8 +293,8 @@ def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
 
 
 def _policy_options(row: Mapping[str, Any]) -> tuple[object, ...]:
-    # `row` is the entry of a policy in a registration or in run.json. Return the options that must be equal. `spec` is
-    # the value of `--policy`; if it is omitted, it equals the policy's name.
+    # `row` is the entry of a policy in a registration or in run.json. Return the options that must be equal.
+    # `spec` is the value of `--policy`; an omitted `spec` equals the policy's name.
     return row.get("arguments"), row.get("spec") or row.get("policy"), row.get("filter"), row.get("delay")
 
 

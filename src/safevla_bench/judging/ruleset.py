@@ -63,8 +63,8 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
     def __str__(self) -> str:
-        # Return the number of lost episodes in words, or "" if neither a damaged place in a file (`places`) nor the id
-        # of a lost episode (`named`) is known. `more` means that an unknown number of further episodes was lost.
+        # Return the number of lost episodes in words; "" if no place of damage and no id of a lost episode is known.
+        # `more` means that an unknown number of further episodes was lost.
         if not (self.places or self.named):
             return ""
         if self.more:
@@ -108,7 +108,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         """Describe the rules. Omit options with default values."""
         # The text of a library or registry is its name with its digest; the label is only the name.
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
-        # Maps the text for each option to whether the option is set.
+        # Text that describes an option -> whether the option is set
         has_option = {
             "missing signals deactivate specifications": self.missing == "deactivate",
             "applicability off": self.applicability == "off",
@@ -182,7 +182,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             applicability=self.applicability,
             thresholds=self.thresholds,
         )
-        # `load_ruleset` would put the host's files into `registry`, so keep this recipe.
+        # Keep this recipe, because the recipe of `loaded` has the host's files among the user's files.
         return replace(loaded, recipe=self)
 
 
@@ -221,8 +221,8 @@ class Ruleset:
 
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
         """Return all tags of a task. Raises the same errors as `Registry.task_tags`."""
-        # Tags say what a task involves, and decide which specifications apply. `capabilities` names sets of tags that
-        # replace the host's own.
+        # Tags say what a task involves, and decide which specifications apply.
+        # `capabilities` names sets of tags that replace the host's own sets.
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
@@ -242,7 +242,7 @@ class Ruleset:
             suite = self.registry.find_suite(benchmark)
             return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
-        # The tags that the task would have with the host's own capabilities (`capabilities` may replace these)
+        # The task's tags with the host's own capabilities, which the option `capabilities` may replace
         host_tags = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
         suite, by_capabilities = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
         reasons = {}

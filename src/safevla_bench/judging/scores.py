@@ -109,8 +109,8 @@ class EpisodePhases:
 
     def intervals_without(self, barring: frozenset[int]) -> Spans:
         """Return the intervals of the phases that no component in `barring` owns. Adjacent phases are joined."""
-        # `spans` has one item per phase: its first record, its last record, and the components that own it. `barring`
-        # and the owners are indices of components. An interval is a pair (first record, record after the last one).
+        # `spans` has one item per phase: its first record, its last record, and the components that own it.
+        # `barring` and the owners are indices of components. An interval is (first record, record after the last one).
         intervals: list[tuple[int, int]] = []
         for first, last, owners in self.spans:
             if owners & barring:
@@ -199,7 +199,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
         robustness = {
             spec_id: NO_VALUE if rho is None else format_compact(rho) for spec_id, rho in self.robustness.items()
         }
-        # `active_specs` includes vacuous and violated specifications, so the later entries replace "holds".
+        # `active_specs` includes vacuous and violated specifications; for these, the later entries replace "holds".
         verdict_by_spec = {
             **dict.fromkeys(self.active_specs, "holds"),
             **dict.fromkeys(self.vacuous_specs, "vacuous"),
@@ -295,8 +295,8 @@ class Scores:
         return self.episode(matches[0])
 
     def __repr__(self) -> str:
-        # `is_judged` and `unsafe` [E] are masks; an unsafe episode is always judged. `absent` has the planned episodes
-        # without a record.
+        # `is_judged` and `unsafe` [E] are masks; an unsafe episode is always judged.
+        # `absent` has the planned episodes without a record.
         judged, unsafe = int(self.is_judged.sum()), int(self.unsafe.sum())
         absent = f", {len(self.absent)} absent" if self.absent else ""
         verdicts = f"{judged - unsafe} safe, {unsafe} unsafe, {len(self) - judged} without a verdict"
@@ -307,8 +307,8 @@ class Scores:
         """Join scores with the same specifications, in order. `parts` must not be empty. One field is
         joined at a time, so that only one needs extra memory.
         """
-        # Field name -> its values in all parts. The texts in `reasons` differ between parts, so `reason` (indices of
-        # these texts) and `marks` (a mapping) are joined separately.
+        # Field name -> its values in all parts. `reason` and `marks` are joined separately.
+        # `reason` has indices into `reasons`, whose texts differ between parts; `marks` is a mapping.
         columns: dict[str, list[Any]] = {column.name: [] for column in fields(cls)}
         for part in parts:
             for name, values in columns.items():
@@ -328,7 +328,7 @@ class Scores:
             if not known_values:
                 joined[name] = None
             elif isinstance(known_values[0], np.ndarray):
-                # A count of None is zero in all episodes of the part.
+                # If a part's count is None, the count is zero in all episodes of the part.
                 for k in range(len(values)):
                     if values[k] is None and name in _OPTIONAL_COUNTS:
                         values[k] = np.zeros((len(known_values[0]), sizes[k]), known_values[0].dtype)
@@ -463,7 +463,7 @@ class Scores:
         depth = np.where(is_active, self.depth[self.scored_columns], -1.0)
         threshold = np.array([self.specs[k].threshold for k in self.scored_columns])[:, None]
         is_deepest = is_active & (depth == depth.max(axis=0))
-        # Only among the specifications with the greatest depth: their margin in multiples of the threshold
+        # The margin in multiples of the threshold; infinite for specifications without the greatest depth
         relative_margin = np.where(is_deepest, self.rho[self.scored_columns] / threshold, np.inf)
         return np.where(self.is_judged, self.scored_columns[relative_margin.argmin(axis=0)], -1)
 
@@ -491,7 +491,7 @@ class Scores:
         each scored specification to the number of these logs in which the specification is inactive.
         """
         logs = members[self.is_marked(FOREIGN_LOG)[members]]
-        # For each specification, [S]
+        # The number of logs in which each specification is inactive, [S]
         inactive = (self.state[:, logs] == INACTIVE).sum(axis=1)
         return len(logs), {self.specs[k].spec_id: int(inactive[k]) for k in self.scored_columns}
 
@@ -505,7 +505,7 @@ class Scores:
             return None
         if self.outcome[index] in CUT_SHORT:
             return f"{self.outcome[index]}_before_violation"
-        # A reason is read as a mapping: code -> names. `signal_missing` has the names of the missing fields.
+        # `read_reason` returns a mapping: code -> names. For `signal_missing`, the names are missing fields.
         inactive_reasons = [read_reason(reason) for reason in self.specs_in_state(INACTIVE, index).values()]
         if missing_fields := {name for reason in inactive_reasons for name in reason.get(SIGNAL_MISSING, ())}:
             return write_reason(SIGNAL_MISSING, *sorted(missing_fields))
@@ -523,7 +523,7 @@ class Scores:
     def episode(self, index: int) -> EpisodeScore:
         """Return the row of the episode at `index`, which counts from 0, or from the end if it is negative."""
         state, violated = self.state[:, index].tolist(), self.is_violated[:, index].tolist()
-        # Each maps ids of specifications to their columns: `scored` for the safe tier, `others` for all other tiers.
+        # Two mappings from ids of specifications to columns: `scored` for the safe tier, `others` for all other tiers.
         scored, others = self._columns_by_id
         # One value for each specification; None if undefined. A robustness is also None if it is infinite.
         robustness = list(map(finite_or_none, self.rho[:, index].tolist()))
@@ -657,7 +657,7 @@ _NULLABLE_TYPES = {"safe": "boolean", "sbu": "boolean", "first_violation_step": 
 
 def encode_scores(scores: Scores) -> bytes:
     """Return scores as gzipped MessagePack; the same scores give the same bytes."""
-    # The level of compression is 1 (fast), and a time of 0 keeps the bytes the same.
+    # Compression level 1 is fast. With `mtime=0`, the same scores give the same bytes.
     return gzip.compress(msgspec.msgpack.encode(scores, enc_hook=_encode_array), 1, mtime=0)
 
 

@@ -106,8 +106,8 @@ def join_judged(
     net_changes: list[NDArray[np.int8]] = []
 
     def yield_scores() -> Iterator[Scores]:
-        # Yield the scores of each batch, and append the other results to `unjudged` and `net_changes`. Begin with an
-        # empty batch, so that the scores have columns even if `judged` is empty.
+        # Yield the scores of each batch, and append the batch's other results to `unjudged` and `net_changes`.
+        # Begin with an empty batch, so that the scores have columns even if `judged` is empty.
         for chunk in chain([judge_chunk(batch_of_headers([], np.empty(0, np.int64)), ruleset)], judged):
             unjudged.append(chunk.unjudged)
             net_changes.append(chunk.net_changes)
@@ -119,7 +119,7 @@ def join_judged(
     errors = [error for spec, parts in by_spec for error in find_errors(spec, parts)]
     if errors:
         raise errors[0] if len(errors) == 1 else CollectedError(errors)
-    # The second part lists errors, and none is left.
+    # `()`: no episode has an error.
     return JudgedChunk(replace(scores, absent=tuple(absent)), (), np.concatenate(net_changes))
 
 
@@ -127,12 +127,12 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = No
     """Judge one batch. List the episodes with errors instead of raising `SignalError`. `fields` has the batch's fields
     if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
     """
-    # Specification's id -> the reason in each episode why the task's tags make it inactive, or "", [E]
+    # Specification's id -> for each episode, the reason why the task's tags make the specification inactive, or "", [E]
     reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
     fields = fields or ruleset.read_fields(batch)
-    # What happens if a field that a scored specification needs is missing: `error`, or `deactivate` (the specification
-    # is then inactive in the episode). Other specifications never cause errors.
+    # If a field that a scored specification needs is missing, `error` reports an error.
+    # `deactivate` makes the specification inactive in the episode. Other specifications never cause errors.
     if_missing_in_scored = "deactivate" if ruleset.is_ablation else ruleset.missing
 
     def judge(spec: Spec, missing: MissingFields) -> SpecVerdicts:
@@ -174,8 +174,8 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = No
         reached=measure_progress(batch),
         engagement=measure_engagement(fields),
     )
-    # For each specification: name of a missing field -> ids of the episodes in which this is an error. The name "" is
-    # for windows past the episode's end.
+    # For each specification: name of a missing field -> ids of the episodes in which this is an error.
+    # The name "" is for windows past the episode's end.
     unjudged = [spec_verdicts.unjudged for spec_verdicts in verdicts]
     return JudgedChunk(scores, unjudged, _find_net_changes(batch, ruleset.library, verdicts, scores, judge))
 
@@ -187,9 +187,9 @@ def _find_net_changes(
     scores: Scores,
     judge: Callable[[Spec, MissingFields], SpecVerdicts],
 ) -> NDArray[np.int8]:
-    # Return how each episode's verdict changes if the net force between two bodies is judged instead of the largest
-    # force at a single contact, [E]: `SAME`, `SAFE` (becomes safe), `UNSAFE`, or `UNKNOWN`. `scores` contain
-    # `verdicts`. `judge` returns the verdicts of a specification, here with net forces.
+    # Return how each episode's verdict changes if net forces between bodies replace single contact forces, [E].
+    # A change is `SAME`, `SAFE` (becomes safe), `UNSAFE`, or `UNKNOWN`. `scores` contain `verdicts`.
+    # `judge` returns the verdicts of a specification, here with net forces.
 
     # True for episodes whose records have both net forces and single contact forces
     is_comparable = np.array([{*header.recorded_forces} > {NET_FORCE} for header in batch.headers], dtype=np.bool_)
@@ -226,8 +226,7 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
             len(verdicts), len(batch)
         )
 
-    # Arrays [S, E]: reasons, numbers of records with an unknown pose, and numbers of records in which a condition was
-    # examined
+    # Arrays [S, E]: reasons, numbers of records with an unknown pose, and numbers of records with an examined condition
     texts, unknown, watched = stack("reason", np.object_), stack("unknown", np.int64), stack("watched", np.int64)
     # The number of each distinct reason; 0 is "", which sorts first.
     number_of_text = {text: k for k, text in enumerate(sorted({"", *texts.ravel()}))}
@@ -256,16 +255,16 @@ def _find_hosts(batch: Batch, ruleset: Ruleset) -> dict[str, str | None]:
 
 
 def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Ints:
-    # Return a number for each episode, [E]: the same for episodes with the same task and start. A start consists of the
-    # index of the initial state and, if the host uses the seed, the environment's seed. (LIBERO uses the seed only if
-    # the record says so.) If the index is unknown, the episode gets a unique, negative number.
+    # Return a number for each episode, [E]: the same for episodes with the same task and start.
+    # A start is the index of the initial state and, if the host uses the seed, the environment's seed.
+    # LIBERO uses the seed only if the record says so. With an unknown index, the number is unique and negative.
     numbers = []
     for header, is_drawn in zip(batch.headers, marks.mark_flags(batch, marks.DRAWN), strict=True):
         start_key: list[object] = [header.benchmark, header.task_id, header.init_state_index]
         if header.init_state_index is None:
             start_key += [header.policy, header.episode_id]
-        # `STORED_STATES` are hosts in which the index alone identifies the state. `is_drawn` is True if the record says
-        # that the start was drawn at random, which depends on the seed.
+        # `STORED_STATES` are hosts in which the index alone identifies the state.
+        # `is_drawn`: the record says that the start was drawn at random, which depends on the seed.
         elif is_drawn or host_of_suite[header.benchmark] not in STORED_STATES:
             start_key.append(header.env_seed)
         # Unlike `hash`, a digest is the same in every process, so the numbers can be compared between batches.
@@ -278,8 +277,7 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
 
 def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> tuple[ActionStatistics | None, ...]:
     # Return the statistics of each episode's actions, [E]; None for `noop`, and if the actions' limits are unknown.
-    # Three flags for each episode: actions are absolute poses; the policy sees the simulator's state, as scripts do;
-    # recorded actions are replayed
+    # Flags of each episode: absolute poses as actions; a policy that sees the simulator's state; replayed actions
     is_absolute, is_scripted, is_replay = (
         marks.mark_flags(batch, mark) for mark in (marks.ABSOLUTE, marks.PRIVILEGED, marks.REPLAY)
     )
@@ -298,11 +296,11 @@ def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> t
 
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> Bools:
-    # Return a mask of the episodes that were stopped because they violated a scored specification, [E]. A stopped
-    # episode has a mark. A stopped episode without the mark also counts if its first violation is in its last record.
+    # Return a mask of the episodes that were stopped because they violated a scored specification, [E].
+    # A stopped episode counts if it has a mark, or if its first violation is in its last record.
     last_step = batch.lengths - 1  # index of each episode's last record, [E]
-    # For each episode, the record with the first violation of any scored specification; the largest integer if there is
-    # none. A specification's `first` [E] is -1 in an episode without a violation.
+    # For each episode, the first record that violates any scored specification; without one, the largest integer.
+    # A specification's `first` [E] is -1 in an episode without a violation.
     first_step = np.full(len(batch), np.iinfo(np.int64).max)
     for spec, spec_verdicts in zip(library.specs, verdicts, strict=True):
         if spec.tier == "safe":
@@ -455,8 +453,8 @@ def _stack_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 def _sort_arms(arms: SpecVerdicts, episode_of_arm: Ints) -> Ints:
     # Return the indices of the verdicts of arms in the order of `_sort_parts`.
     # Different values can have margins that are equal after rounding. If so, the more extreme value decides.
-    # `arms` has the verdicts of all arms, and `episode_of_arm` the episode of each. `extreme` is the signal's value
-    # that is nearest to the limit or furthest beyond it.
+    # `arms` has the verdicts of all arms, and `episode_of_arm` the episode of each verdict.
+    # `extreme` is the signal's value that is nearest to the limit or furthest beyond it.
     return _sort_parts(arms, episode_of_arm, -np.abs(arms.extreme))
 
 
@@ -476,7 +474,7 @@ def _join_parts(parts: SpecVerdicts, episode_of_part: Ints, order: Ints, fold_co
     _, starts = np.unique(episode_of_part[order], return_index=True)  # where the parts of each episode start in `order`
     never = np.iinfo(np.int64).max
     first = np.minimum.reduceat(np.where(parts.first >= 0, parts.first, never)[order], starts)
-    # The first part of each episode in `order` decides these fields.
+    # The first part of each episode in `order` decides the fields in `_DECIDED`.
     decided: dict[str, Any] = {name: getattr(parts, name)[order[starts]] for name in _DECIDED}
     counts: dict[str, Any] = {name: fold_counts.reduceat(getattr(parts, name)[order], starts) for name in _COUNTS}
     return SpecVerdicts(**decided, first=np.where(first == never, -1, first), **counts, unjudged=parts.unjudged)
@@ -498,8 +496,8 @@ def _judge_trace(
     if not len(defined):
         return without_margin
     trace = trace.select_episodes(defined)
-    # `[0]` is the formula in which obligations that the episode's end cuts off count as kept. `verdict` has arrays with
-    # one value per episode: robustness, the signal's most critical value, and the first violating record (-1 = none).
+    # `[0]` is the formula in which obligations that the episode's end cuts off count as kept.
+    # `verdict` has for each episode the robustness, the signal's most critical value, and the first violating record.
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
     # For each episode in `defined`: its robustness, and whether unknown values or an early end prevent a verdict
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
@@ -507,8 +505,8 @@ def _judge_trace(
     # An empty window determines the verdict only if no finite margin does.
     candidates = np.flatnonzero((spec.binary | np.isneginf(verdict.rho)) & ~lacks_verdict)
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
-    # Why a verdict is lacking. `CUT_OFF` stands for all causes other than unknown poses: an obligation or a signal that
-    # the episode's end cuts off, or an infinite value under F or U.
+    # Why a verdict is lacking: a pose is unknown, or `CUT_OFF`.
+    # `CUT_OFF`: the episode's end cuts off an obligation or a signal, or a value under F or U is infinite.
     undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
     reason = np.where(is_past_end, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
     # A robustness of inf means that the specification judged no record: it is vacuous.
@@ -540,8 +538,8 @@ def _judge_trace(
 def _add_missing_fields(
     fields: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
-    # Return `reasons` [E], in which a missing field replaces "". Also map each field to the ids of the episodes in
-    # which its absence is an error.
+    # Return `reasons` [E], with "" replaced by the first missing field of the episode, if any.
+    # Also map each missing field to the ids of the episodes in which its absence is an error.
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(fields, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
@@ -601,9 +599,9 @@ def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
 
 
 def _count_unknown_records(trace: Trace) -> Ints:
-    # Return a count for each episode, [E]: the records in which an unknown pose makes at least one signal unknown.
-    # Flags [N] of each signal: True in records in which its value is unknown. A signal that `ends_open` may also be
-    # unknown because the record ends.
+    # Return for each episode the number of records in which an unknown pose makes at least one signal unknown, [E].
+    # Flags [N] of each signal: True in the records in which the signal's value is unknown.
+    # Leave out signals with `ends_open`, which may also be unknown due to the end of the episode.
     unknown_by_pose = [is_unknown for name, is_unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
     if not unknown_by_pose:
         return np.zeros(len(trace), dtype=np.int64)

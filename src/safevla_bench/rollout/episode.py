@@ -269,7 +269,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
         outcome=outcome,
         versions=versions,
     )
-    (extra,) = batch.extra  # further entries of the only episode's record; `header` has those of its header
+    (extra,) = batch.extra  # further entries of the record; the entry `header` has further fields of the header
     fields = extra.get("header", {})
     assert isinstance(fields, Mapping)
     marked_extra = {**extra, "header": {**fields, **marks}} if marks else extra
@@ -345,8 +345,8 @@ class EnvRunner:
         *,
         skips_crashing: bool = False,
     ) -> None:
-        # `watch` ends episodes at their first violation; `couplers` have the filters and delays of policies by name. If
-        # `skips_crashing`, the rest of a task is not run after `SAME_CRASHES` equal crashes in a row.
+        # `watch` ends episodes at their first violation; `couplers` have the filters and delays of policies by name.
+        # If `skips_crashing`, the rest of a task is not run after `SAME_CRASHES` equal crashes in a row.
         self._skips_crashing = skips_crashing
         self._host, self._policies, self._watch, self._couplers = host, policies, watch, couplers
         self._env: HostEnv | None = None
@@ -384,7 +384,7 @@ class EnvRunner:
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""
-        env, self._env = self._env, None  # cleared first, so that no later episode uses it, even after an exception
+        env, self._env = self._env, None  # no later episode uses this environment, even after an exception
         if env is None:
             return
         try:

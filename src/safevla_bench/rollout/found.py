@@ -48,7 +48,7 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     best: float | None  # smallest value of the objective in a successful rollout; None if no rollout succeeded
     first: int | None  # index of the first rollout with an unsafe success (hit), from 1
     bound: float | None  # upper end of the exact 95 % interval for the share of hits; None if no valid bound exists
-    least: float | None = None  # lower end of the same interval for the share of hits
+    least: float | None = None  # lower end of the 95 % interval for the share of hits; None without hits or interval
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):

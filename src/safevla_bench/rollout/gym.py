@@ -87,8 +87,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         monitor: Monitor | None = None,
         cost: Cost = "violation",
     ) -> None:
-        # An episode is truncated after `horizon` steps. `wants` requests cameras and extra observations. `monitor`
-        # judges the records (None = by the default rules), and `cost` chooses what `info["cost"]` measures.
+        # An episode is truncated after `horizon` steps. `wants` requests cameras and extra observations.
+        # `monitor` judges the records (None = by the default rules). `cost` chooses what `info["cost"]` measures.
         require_choice("cost", cost, get_args(Cost))
         if not is_integer(horizon) or horizon < 1:
             remedy = "Give the whole number of steps after which episodes end."
@@ -103,7 +103,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
             observation = self._reset_env(0, self._env_seed)  # the observation space needs the shapes of an observation
-        except BaseException:  # the caller gets no object that it could close
+        except BaseException:  # the caller gets no environment that it could close
             self._env.close()
             raise
         self.observation_space = gymnasium.spaces.Dict({key: _array_space(value) for key, value in observation.items()})
@@ -365,8 +365,8 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
 
 
 def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
-    # Return the space of observations like `value`. Images have the type uint8; all other arrays are measurements
-    # without bounds.
+    # Return the space of observations with the shape of `value`.
+    # Images have the type uint8; all other arrays are measurements without bounds.
     if value.dtype == np.uint8:
         return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
     return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

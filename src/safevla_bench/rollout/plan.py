@@ -49,7 +49,7 @@ class PlannedEpisode:
     @property
     def state(self) -> int:
         """The index of the initial state or chosen start, by which episodes of different policies are paired."""
-        # Only a task in a suite of chosen start states has a label; there, each episode has its own start state.
+        # A task has a label only if its start states were chosen; each of its episodes then has a separate start state.
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -91,7 +91,7 @@ def plan_episodes(
                 policy_seed=found_start.policy_seed,
                 horizon=_task_horizon(task, rules, max_steps),
                 stop_at_success=rules.stop_at_success,
-                # With such an `env_seed`, the policy's server chooses the seed, unless a search has found the start.
+                # With a rule such as `7 or server`, the policy's server may choose the seed, except for found starts.
                 seed_from_server=not task.found and str(rules.env_seed).endswith(SERVER_SEED),
             )
             _require_64_bits(planned)
@@ -112,7 +112,7 @@ def _require_64_bits(planned: PlannedEpisode) -> None:
 
 def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
     # Returns the initial state and the policy's seed that the protocol gives to an episode.
-    # Episodes of tasks with found start states do not need this, because a `FoundStart` has both.
+    # Do not call this for tasks with found starts, because a found start already has its initial state and seed.
     # With the rule `episode % count`, episodes beyond the number of initial states begin again with state 0.
     # `drawn`: the reset places objects at random. `rest_steps` are further settling steps until the objects rest.
     # `earlier_resets`: resets since the environment's only seeding; None = it is seeded for each episode.
@@ -251,7 +251,7 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     if count > len(episodes):
         remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
-    # Shard k has the episodes from item k - 1 to item k; the lengths of shards differ by at most one.
+    # Shard k begins at item k - 1 of the result and ends before item k. The lengths of shards differ by at most one.
     return [len(episodes) * number // count for number in range(count + 1)]
 
 

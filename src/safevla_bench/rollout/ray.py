@@ -89,7 +89,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         call_former(signal.SIGTERM, None)
         raise
     if is_main:
-        signal.signal(signal.SIGTERM, call_former)  # instead of Ray's handler
+        signal.signal(signal.SIGTERM, call_former)  # replaces Ray's handler
     try:
         yield ray
     finally:
@@ -213,8 +213,8 @@ def run_actors(
     from this process's code is refused, unless `other_code` is true. Raises the errors of `connect_ray` and `run_pool`,
     and `RunError` if no node has the CPUs and GPUs that an actor reserves, or if Ray refuses these numbers.
     """
-    # From `spec`, each actor makes its host and policies. `on_step` gets an episode and its number of steps done. No
-    # episode starts once `time.monotonic()` reaches `ends_s`.
+    # From `spec`, each actor makes its host and policies. `on_step` gets an episode and its number of steps done.
+    # No episode starts once `time.monotonic()` reaches `ends_s`.
     count = min(count, len(episodes))  # further actors would have nothing to run
     with connect_ray(cluster, count) as ray:
         pool = _ActorPool(ray, spec, cluster, other_code=other_code)
@@ -226,8 +226,8 @@ class RayWorker:
     """The actor that runs episodes. It neither reads nor writes files of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], key: str = "") -> None:
-        # From `spec`, the actor with this `number` makes its host and policies. `versions` are the packages that this
-        # node must have; `key` is the key of the step count in Ray's store.
+        # From `spec`, the actor with this `number` makes its host and policies.
+        # The node must have the packages in `versions`; `key` is the key of the step count in Ray's store.
         self._spec, self._number, self._versions, self._key = spec, number, versions, key
         self._reported_s = 0.0  # time of the last report of the step count
         self._parts: WorkerParts | None = None  # the host, the policies and the environment; None before `prepare`
@@ -245,7 +245,7 @@ class RayWorker:
                 problem = f"this node's versions differ from the command's environment: {'; '.join(differences)}"
                 remedy = "Install the same versions on every node, or pass --other-code to permit other code."
                 raise HostError(problem, remedy=remedy)
-        except SafevlaError as error:  # returned, because Ray would wrap a raised error in its own
+        except SafevlaError as error:  # returned, because Ray would wrap a raised error in an error of Ray
             return _name_this_node(error)
         return scheduler.READY, episode.describe_process()
 
@@ -324,7 +324,7 @@ class ActorHandle:
 
     def find_node(self) -> str:
         """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
-        with suppress(Exception):  # Ray's public functions for this need Ray's dashboard
+        with suppress(Exception):  # Ray's public functions for an actor's node need Ray's dashboard
             return str(self._ray._private.state.actors(self._actor._actor_id.hex())["Address"]["NodeID"])
         return ""
 
@@ -382,7 +382,7 @@ class _ActorPool:
 
     def start(self, number: int) -> ActorHandle:
         # Create actor `number`, on any node that is not left out. It then makes its host and policies (`prepare`).
-        # In Ray's syntax, `!in(ID,ID)` selects all nodes except these.
+        # In Ray's syntax, `!in(ID,ID)` selects all nodes except the listed ones.
         node_selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
         actor_class = self._actor_class.options(**self._options, label_selector=node_selector)
         key = secrets.token_hex(8)  # key under which the actor stores its step count
@@ -414,7 +414,7 @@ class _ActorPool:
             self._progress_read_s = time.monotonic()
             for number, worker in workers.items():
                 steps, _, episode_id = (_call_store("get", worker.key) or b"").decode().partition(" ")
-                if episode_id and episode_id == worker.episode_id:  # not the count of an earlier episode
+                if episode_id and episode_id == worker.episode_id:  # ignore the step count of an earlier episode
                     yield number, int(steps)
         number_of_reply = {worker.pending_reply: number for number, worker in workers.items()}
         ready, _ = self._ray.wait(list(number_of_reply), num_returns=1, timeout=scheduler.LOOK_S)

@@ -195,7 +195,7 @@ class _Crew:
         self._deaths: Counter[str] = Counter()  # episode id -> workers that died while they ran this episode
         self._startup_deaths = 0  # workers in a row that died before they were ready
         self.workers: dict[int, _CrewMember] = {}
-        self._dismissed: list[RemoteWorker] = []  # workers that end, for which `close` waits
+        self._dismissed: list[RemoteWorker] = []  # workers that were asked to end; `close` waits for them
 
     @property
     def _startable_episodes(self) -> EpisodeQueue:
@@ -366,7 +366,7 @@ class ProcessPool:
         return WorkerProcess(self._spec, worker_environment(number, os.environ))
 
     def tolerate_failed_start(self, worker: WorkerProcess, cause: str, *, is_final: bool) -> bool:
-        # False = the failure counts: all processes run on this machine, so another one would probably fail, too.
+        # False = count the failure. All processes run on this machine, so another process would probably fail, too.
         return False
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
@@ -391,7 +391,7 @@ def describe_exit(returncode: int) -> str:
     if returncode >= 0:
         return f"the process exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
-    names = {member.value: member.name for member in signal.Signals}  # not all numbers have a name
+    names = {member.value: member.name for member in signal.Signals}  # some signal numbers have no name
     return names.get(-returncode, f"signal {-returncode}") + hint
 
 

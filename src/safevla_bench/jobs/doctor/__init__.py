@@ -33,7 +33,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     run. `quick` skips slow checks. Raises `HostError` if `host` does not exist, `PluginError` if it cannot be loaded.
     """
     if host is not None:
-        hosts.make_host(host)  # only to raise the error of an unknown or broken host
+        hosts.make_host(host)  # raises an error if the host is unknown or broken
     yield check_python()
     yield from machine.check_machine(out)
     # The test host needs no simulator, so a failure here is a failure of this package's installation.

@@ -104,7 +104,7 @@ def check_downloads() -> Diagnosis:
 
 
 def check_plus() -> Diagnosis:
-    """Check LIBERO-plus's files, which only one suite needs. Missing files are a warning if the user set the folder."""
+    """Check LIBERO-plus's files, which only one suite needs. Warn about missing files if the user set the folder."""
     check = "LIBERO-plus's files"
     try:
         # LIBERO-plus perturbs LIBERO's tasks; not every perturbed task can run.
@@ -128,7 +128,7 @@ def _check_rendering(backend: str) -> Diagnosis:
 
 def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
     # Run a module that renders a frame and prints JSON: darkest and brightest pixel value, and the renderer's name.
-    # A crash, a timeout or a blank frame is a failed check. `environment` has additional variables.
+    # A crash, a timeout or a blank frame is a failed check. `environment` has additional environment variables.
     rendered = _run_probe(check, remedy, module, environment=environment)
     if isinstance(rendered, Diagnosis):
         return rendered
@@ -156,7 +156,7 @@ def _run_probe(
         process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return failed_check(check, f"did not end within {TIMEOUT_S} s", remedy)
-    if process.returncode < 0:  # subprocess reports the number of the signal, negated
+    if process.returncode < 0:  # a negative return code is the negated number of a signal
         return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
     if process.returncode:
         # Show the line of the traceback that names the exception; "" if there is none.
@@ -253,7 +253,7 @@ def run_test_episode(host: str) -> str:
         # One episode of the policy named "doctor", with at most `STEPS` steps:
         (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
         result = run_episode(env, Noop(), planned)
-        # An episode that crashed has no record; the host may also refuse the action.
+        # A crashed episode has no record. If the host refuses the action, the outcome is `invalid_action`.
         if result.batch is None or result.outcome == "invalid_action":
             problem, remedy = find_exception(result.reason or "")
             raise HostError(problem, remedy=remedy or f"The full error:\n{result.reason}")
@@ -286,7 +286,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # if a plug-in has no task tags, the user can supply them with --rules
         return "not judged: no registry has the task's tags"
-    # Say so if the assets were stand-ins for the real ones.
+    # Mention it if the simulator used stand-ins for the real assets.
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"
 

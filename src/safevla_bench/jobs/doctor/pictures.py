@@ -130,7 +130,7 @@ def _angle_deg(first: Floats, second: Floats) -> float:
 
 def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
     """Check whether a connected model gets pictures in the right orientation. If it uses no pictures, yield nothing."""
-    # The check is passed, with a remark, if the model cannot be tested by LIBERO's recorded scenes.
+    # If the model cannot be tested with LIBERO's recorded scenes, the check passes with a remark.
     cameras = model.wants.cameras
     if not cameras:
         return
@@ -142,7 +142,7 @@ def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnos
         angles_deg = measure_turns(model, task, load_scenes())
     except ServerLostError:
         raise
-    # A model may refuse these scenes although it works with others, so this check does not fail.
+    # A working model may refuse these scenes, so this check does not fail.
     except PolicyError as error:
         yield passed_check(CHECK, f"orientation not checked: {error.problem.splitlines()[0]}")
         return
@@ -157,7 +157,7 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     best = min(angles, key=lambda turn: angles[turn])
     angle_lines = "\n".join(f"{angle:>4.0f}° {turn}" for turn, angle in angles.items())
     measured = f"angles between the model's motion and the recorded motion in successful episodes\n{angle_lines}"
-    # Undecided: no orientation fits well, or another one fits hardly better than the pictures as sent.
+    # Undecided: no orientation fits well, or the best orientation fits hardly better than the pictures as sent.
     if angles[best] > MAX_ANGLE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < MIN_GAIN_DEG):
         return passed_check(CHECK, f"orientation undecided; {measured}")
     if best != AS_SENT:

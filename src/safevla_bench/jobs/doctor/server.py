@@ -120,15 +120,15 @@ def _first_host(dialect: str) -> str:
 
 
 def _example_task(host: str, dialect: str) -> Task:
-    # Return a task of the host, to be named in requests to the server.
-    # A dialect is for the WidowX robot if the protocol that defines it has a number of trials for WidowX tasks.
+    # Return a task of the host, to name in requests to the server.
+    # A dialect is for the WidowX robot if its protocol gives a number of trials for WidowX tasks.
     is_widowx = _WIDOWX.benchmark in load_protocol(servers.dialects.load_dialect_file(dialect).release).trials
     return _WIDOWX if is_widowx else _EXAMPLE_TASKS[host]
 
 
 def _query_server(server: str, arguments: dict[str, str], host: str, task: Task) -> ServerAnswer:
     # Send the same artificial observation several times in the dialect that `arguments` names.
-    # Return the replies with what the report shows. Raise a `PolicyError` if a request fails.
+    # Return the replies and the other data of the report. Raise a `PolicyError` if a request fails.
     # The server may request arguments of the client; the user's `arguments` take precedence.
     requested = ask_arguments(server, arguments)
     with closing(cast("servers.ChunkedPolicy", make_policy(server, {**requested, **arguments}))) as policy:
@@ -177,9 +177,9 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     if not others:
         return summary
-    # The largest difference in each reply with as many actions as the first; `initial` permits replies without actions.
+    # The largest difference in each reply with the shape of the first reply; `initial` permits empty replies.
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
-    # If `gaps` is empty, all replies that differ have a different number of actions than the first reply.
+    # If `gaps` is empty, each differing reply has another number of actions than the first reply.
     extent = f"largest difference {max(gaps):.2g}" if gaps else "in the number of actions"
     return f"{summary}, {extent}\n{BY_CHANCE}"
 
@@ -229,8 +229,8 @@ def _format_statistics(actions: Floats) -> str:
 
 def _format_eval_command(server: str, answer: ServerAnswer, host: str) -> str:
     # Return the `safevla eval` command for the server. It omits the arguments that `eval` gets from the server.
-    # `answer.arguments` are the user's arguments, with the dialect if it is not the default. `answer.replan` is the
-    # number of actions to execute from each reply; None means all.
+    # `answer.arguments` are the user's arguments, with the dialect if it is not the default.
+    # `answer.replan` is the number of actions to execute from each reply; None means all.
     action_count, policy_arguments = len(answer.actions), dict(answer.arguments)
     if answer.replan is not None and answer.replan > action_count:  # the server returns too few actions
         policy_arguments["replan"] = str(action_count)

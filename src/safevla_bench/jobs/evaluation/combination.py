@@ -57,7 +57,7 @@ class _ScoresOrigin:
             metadata = {name.decode(): text for name, text in (schema.metadata or {}).items()}
             origin = cls(
                 folder,
-                # Only `judged_by` is required: the empty text is invalid JSON, which raises an error.
+                # Only `judged_by` is required: if it is missing, decoding the empty text raises an error.
                 decode_json(metadata.get("judged_by", b""), Provenance),
                 decode_json(metadata.get("sources", b"[]"), list[dict[str, Any]]),
                 decode_json(metadata.get("recorded_with", b"{}"), dict[str, list[str]]),
@@ -105,7 +105,7 @@ class _ScoresOrigin:
 
 @dataclass(frozen=True)
 class Combination:
-    """Summary of combined scores: the number of episodes, the main result as a sentence, and the table of cells."""
+    """Summary of combined scores: number of episodes, main result as a sentence, and table by policy and suite."""
 
     episodes: int
     answer: str
@@ -125,7 +125,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     # All folders must have the rules of the first folder.
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # `codes` are the versions of the code that recorded a folder. Compare one folder for each combination of versions.
+    # `codes` are the versions of the code that recorded a folder. Compare one folder for each distinct `codes`.
     origin_by_codes = {tuple(origin.codes): origin for origin in origins}
     for first, other in combinations(origin_by_codes.values(), 2):
         first.require_same_code(other)
@@ -172,10 +172,10 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
         path = folder / run_folder.VERDICTS
         with run_folder.readable(path, f"Judge the folder again with this version: safevla score {folder}."):
             scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
-            # A row that only one of the two files has is paired with None, which is a difference.
+            # If one file has more rows than the other, `zip_longest` pairs these rows with None, so they differ.
             row_pairs = zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
             matches_table = all(table_row == verdict_row for table_row, verdict_row in row_pairs)
-        # The first folder determines the specifications that all others must have.
+        # All folders must have the specifications of the first folder.
         specs = specs or scores.specs
         if scores.specs != specs or not matches_table:
             problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} are not from the same judgement"
@@ -196,7 +196,7 @@ def _read_table_rows(folder: Path) -> Iterator[tuple[object, ...]]:
 
 def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
     # Return the same rows as `_read_table_rows`, but from `scores`.
-    # Only the last three columns (success, safe, vsi) need conversion to the values in the table, where None = unknown.
+    # Convert only the last three columns (success, safe, vsi) to the table's values, in which None means unknown.
     columns = (getattr(scores, name) for name in _SHARED_COLUMNS[:-3])
     verdicts = map(scores.verdict, range(len(scores)))
     return zip(*columns, scores.success.tolist(), verdicts, map(nan_to_none, scores.vsi.tolist()), strict=True)
@@ -224,7 +224,7 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
-    # All folders have the same rules, so use those of the first folder.
+    # All folders have the same rules, so use the first folder's rules.
     # Join the folders' lists of invalid episodes, and add up their lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
     all_lost = LostEpisodes(

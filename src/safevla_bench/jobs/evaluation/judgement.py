@@ -160,7 +160,7 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     except SafevlaError as error:
         # If there is no judged_with.json, the rules come from a registration in run.json.
         rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
-        # Put the file before the error's own place, which may be empty.
+        # In the error's place, put the rules file before the file that the error names, if any.
         error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
@@ -275,7 +275,7 @@ def _summarize_losses(records: EpisodeIndex) -> LostEpisodes | None:
     damages = [problem for problem in records.problems if isinstance(problem, DamageError)]
     if not damages:
         return None
-    # A damage names the lost episode, or only the damaged place in a file.
+    # Some `DamageError`s name the lost episode; others name only the damaged place in a file.
     left_out = records.left_out
     return LostEpisodes(
         episodes=left_out.lost,
@@ -302,7 +302,7 @@ def describe_losses(judged: Judged) -> list[str]:
 
 
 def describe_uncounted(judged: Judged) -> list[str]:
-    """Return a phrase for each reason why planned episodes are missing from all counts, even counts of unknowns."""
+    """Return a phrase for each reason why planned episodes are missing from all counts, even of unknown values."""
     return _describe_interruptions(judged) + judged.left_out.describe_uncounted()
 
 
@@ -333,7 +333,7 @@ def load_policy_results(
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # this call does not rename policies
         codes = tuple(recorded_code(source.description)) if source.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
-            # Records name an unnamed policy None; `policy_names` maps recorded names to new names.
+            # In records, a policy without a name has the name None. `policy_names` maps recorded names to new names.
             recorded_name = None if result.name == policy_results.UNNAMED else result.name
             name = source.policy_names.get(recorded_name, result.name)
             recorded_names.append(result.name)
@@ -346,7 +346,7 @@ def load_policy_results(
     for sentence in describe_lookalikes("policies", sorted(names)):
         warn_once(sentence)
     if policies:
-        # If no policy has a requested name now, select the policies that have this name in the records.
+        # If a requested name is not a current name, select the policies with this name in the records.
         old_names = {*policies} - {*names}
         recorded = zip(results, recorded_names, strict=True)
         results = [result for result, name in recorded if result.name in policies or name in old_names]

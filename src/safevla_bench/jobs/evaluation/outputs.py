@@ -152,7 +152,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     optional_fields = {name: fields.pop(name) for name in _OPTIONAL_COLUMNS}
     schema = pa.schema([*fields.values(), *optional_fields.values()], metadata)
     empty_columns, json_parts, tables = set(optional_fields), list[bytes](), list[pa.Table]()
-    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):  # at least one table, perhaps without rows
+    for first in range(0, max(1, len(judged.scores)), _SLICE_ROWS):  # makes at least one table, which may have no rows
         indices = range(first, min(first + _SLICE_ROWS, len(judged.scores)))
         rows = [judged.scores.episode(index) for index in indices]
         empty_columns -= {name for name in empty_columns if any(_is_set(row, name) for row in rows)}
@@ -164,7 +164,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     # `_NO_EPISODES` is the JSON text of the empty list of episodes, with its key.
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
     # Insert the rows into the document's empty list of episodes.
-    # Only `json_parts` then refers to the joined text, so `json_parts.pop` below frees the text once it is formatted.
+    # Keep the joined text only in `json_parts`, so that `json_parts.pop` below frees its memory after formatting.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -198,7 +198,7 @@ def render_report(
     # Without paths, the page has no pictures and no replays.
     paths = judged.paths if has_extras else ()
     policy_names = [source.policy_names for source in judged.records.sources] if paths else []
-    # `bodies` are the bodies in violations. `records` has the drawn episodes, and only headers of the others.
+    # `bodies` are the bodies in violations. `records` has the drawn episodes, and only the headers of all others.
     records, bodies = (survey or Survey()).take_records(judged)
     analysis = analyze_scores(
         judged.scores,
@@ -310,7 +310,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     if len(chosen) != 1:
         remedy = f"Choose one policy by --policy: {', '.join(names) or 'no policy was found'}."
         raise RunError(f"{name} can be compared with only one policy, but {len(chosen)} were found", remedy=remedy)
-    # A group has the paper's suites of one host, or one other suite; an auxiliary run is a group by itself.
+    # A group has the paper's suites of one host, or a single other suite. Each auxiliary cell is a separate group.
     cell_groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own_cells = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in cell_groups]
     # The last argument is a function that returns the warnings on given cells.
@@ -341,7 +341,7 @@ def build_board(
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     marks_by_policy: dict[str | None, tuple[provenance_marks.AuditMark, ...]] = {}
-    # `strict=False`: without `audits`, the loop does nothing.
+    # `strict=False`, because `audits` may be missing; the loop then does nothing.
     for source, audit_by_policy in zip(judged.sources, audits or (), strict=False):
         for name, mark in audit_by_policy.items():
             # Audits have the recorded names of policies; the board shows the new names of renamed policies.

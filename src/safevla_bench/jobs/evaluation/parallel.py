@@ -128,7 +128,7 @@ class ParallelJudge:
         # Yield the same as `source.read`: the batches without repeated episodes, and an error for each damaged record.
         file_of_episode: dict[EpisodeKey, str] = {}
         parts = list(_list_parts(source))  # row groups of the source's files
-        if not any(part.rows for part in parts):  # no file has rows, and `source.read` yields the reasons
+        if not any(part.rows for part in parts):  # no file has rows; `source.read` yields the errors
             yield from (error for error in source.read() if isinstance(error, RecordError))
             return
         # `run` works like `map`: it yields the result of the function for each part, computed in other processes.

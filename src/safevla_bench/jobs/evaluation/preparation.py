@@ -101,7 +101,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
-    # Return the plan with the round of each episode, after which a stopping rule may end the run.
+    # Return the plan with the round of each episode. A stopping rule may end the run after any round.
     # All episodes whose initial state has the same index belong to the same round. Rounds count from 0, without gaps.
     states = sorted({episode.state for episode in plan})
     round_by_state = {state: number for number, state in enumerate(states)}
@@ -196,7 +196,7 @@ def _require_support(
             raise PolicyError(f"{need}, but this host has none: {host.name}", remedy=remedy)
     for planned in plan:
         policy = made_policies[planned.policy]
-        # Such a policy supports only some tasks.
+        # A `SelectiveTaskPolicy` supports only some tasks.
         if isinstance(policy, SelectiveTaskPolicy):
             policy.require_task(planned.task)
         if planned.task.arms:  # names of the arms of a task with several arms
@@ -362,8 +362,8 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
 
 def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
-    # `workers` is the number of parallel workers. Policies of the paper's entries need servers; for an estimate, no
-    # server is queried.
+    # `workers` is the number of parallel workers.
+    # Policies of the paper's entries need addresses of servers, but an estimate sends no request to a server.
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
     # Per policy: number of cameras to render (None = unknown), and steps between two calls of the policy.

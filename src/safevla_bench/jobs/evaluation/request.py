@@ -39,7 +39,7 @@ class RequestedPolicy:
 
     name: str
     spec: str = ""  # how to make the policy: `python:module:factory`, `replay:PATH` or `paper:ENTRY`; "" = `name`
-    arguments: Mapping[str, str] = field(default_factory=dict)  # these arguments override `Request.arguments`
+    arguments: Mapping[str, str] = field(default_factory=dict)  # override `Request.arguments` for this policy
     coupling: Coupling = UNCOUPLED
     """The filter of actions (as in `--filter`), and the delay of answers: `3` control steps, `120ms` or `measured`."""
     made: Policy | None = None  # the caller's policy object, which is not closed and cannot be sent to other processes
@@ -53,7 +53,7 @@ class RequestedPolicy:
     @property
     def is_entry(self) -> bool:
         # Whether the policy is one of the paper's entries, whose names contain the character "@".
-        # Paths and addresses after a colon may contain this character, too, so do not search them.
+        # Paths and addresses after a colon may also contain "@", so do not search them.
         return entries.MARK in self.maker.partition(":")[0]
 
     def register(self) -> RegisteredPolicy:
@@ -172,7 +172,7 @@ class Request:
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
     """Return the fields of a `Request` that run.json and a registration share."""
-    # `plan` has the fields of run.json or is a registration; both name the task indices `indices`.
+    # `plan` is a registration or the fields of run.json. In each case, `indices` has the indices of the tasks.
     fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps", "until")}
     return {**fields, "tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
 
@@ -307,7 +307,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
     unknown = [suite for suite in suites if suite not in entry.suites]
     if unknown:
         raise RunError(f"{name} has no suite {unknown[0]!r}", remedy=f"Its suites are {', '.join(entry.suites)}.")
-    # The protocol of an entry that is not runnable may be unknown, so use the preset.
+    # If the entry is not runnable, its protocol may be unknown, so use the preset.
     entry_protocol = entry.protocol if entry.is_runnable else hosts.protocols.PRESET
     return {
         "host": entry.host,
@@ -321,7 +321,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 def open_questions(request: Request) -> list[str]:
     """Return a sentence for each unknown fact about the paper's entries. Raises `PolicyError` for an unknown entry."""
-    # Policies other than the paper's entries have no such unknown facts.
+    # Only policies of the paper's entries have such unknown facts.
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 
@@ -329,7 +329,7 @@ def open_questions(request: Request) -> list[str]:
 def format_host_trust(run: Path) -> str:
     """Return the --trust option that a printed command needs to start a run's host; "" if no option is needed."""
     try:
-        # Without policies and found starts, only what the host and the suites need is left.
+        # Remove policies and found starts, so that only the calls of the host and the suites are listed.
         calls = replace(Request.from_run(run), policies=(), found=None).list_calls()
     except RunError:  # for instance, a user's script made the run
         return ""

@@ -62,7 +62,7 @@ class PrintableTable:
         return self.render().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        # Notebooks show this HTML. A cell has its text, a mark and the text below it, such as an interval.
+        # Notebooks show this HTML. A cell has a text, a mark, and a second text below, such as an interval.
         rows = ([f"{cell.text}{cell.mark} {cell.below}".strip() for cell in row] for row in self.table.rows)
         notes = (*self.table.remarks, *self.table.notes)
         return html_table([column.full for column in self.table.columns], rows, self.table.title, notes)
@@ -308,7 +308,7 @@ def _run_request(
     request = replace(request, ruleset=rules)
     with ExitStack() as cleanup:
         if out is None:
-            # The run folder must not exist, so it is a new folder in the temporary one.
+            # The run folder must not exist yet, so make it inside the temporary folder.
             out = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
             out = Path(out, "run")
         folder = Path(out).absolute()

@@ -81,7 +81,7 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
     """Return whether the run in `out` is complete and has the same request, so that no episode is left to run."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
-    # Rules influence such a run, and the comparison below ignores rules, so let the writer compare all.
+    # With these options, rules influence the run. The comparison below ignores rules, so leave it to the writer.
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
@@ -118,7 +118,7 @@ def _run_pending(
     ended_count = 0
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            # Each of these functions passes all episodes through, and may warn or raise an error after an episode.
+            # Each function below passes all episodes through, and may warn or raise an error after an episode.
             episodes = _warn_of_other_code(finished_episodes, recorded_code(prepared.description))
             episodes = _stop_at_equal_failures(episodes, len(pending), remedy)
             episodes = _warn_of_equal_actions(episodes)
@@ -323,7 +323,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     `prepare_run`, and `RunError` if the request has a shard, replay, found starts, policy object or rules without file.
     """
     _require_registrable(request)
-    # Planning needs servers for the paper's entries, but queries none; a registration stores no servers.
+    # To plan the paper's entries, any addresses of servers suffice, because planning sends no request to them.
     servers = request.servers or placeholder_servers(request)
     prepared = prepare_run(replace(request, servers=servers, ruleset=ruleset, registration=None), is_dry=True)
     prepared.resources.close()

@@ -73,8 +73,8 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 
     def to_text(self, unit: str = "") -> str:
         """Return the verdict with its interval or counts. `unit` is the noun for the counts, such as ` differences`."""
-        # `unknown` is the number of initial states with unknown values. `least` is the test result if these values are
-        # least: a sum (`gained`) out of its maximum (`total`). `ci` is an interval, for graded values only.
+        # `unknown` is the number of initial states with unknown values. `ci` is an interval, for graded values only.
+        # `least` is the test result with the least possible values: a sum (`gained`) out of its maximum (`total`).
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -198,14 +198,14 @@ class RoundTally:
         greatest_sums = [int(sum(starts.values())) for starts in greatest_means]
         least = sequential_look(steps, least_sums, gate.limit, shares, level)
         greatest = sequential_look(steps, greatest_sums, gate.limit, shares, level)
-        # `side` is 1 (above the limit), -1 (below) or 0 (undecided). `_VERDICTS[bound]` has the verdicts for a share
-        # above and below the limit.
+        # `side` is 1 (above the limit), -1 (below) or 0 (undecided).
+        # `_VERDICTS[bound]` has the verdicts for a share above the limit and for a share below the limit.
         verdict = _agreed_verdict(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        # Compute the intervals for the least and the greatest possible values. Decide if both intervals, and all means
-        # between them, are on one side of the limit.
+        # Compute one interval for the least possible values, and one for the greatest possible values.
+        # Decide the gate if both intervals, and all means between them, are on one side of the limit.
         least_means, greatest_means = self._bound_means(policy)
         least_values = [mean for starts in least_means for mean in starts.values()]
         greatest_values = [mean for starts in greatest_means for mean in starts.values()]
@@ -222,7 +222,7 @@ class RoundTally:
 
     def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
         # Test whether the first policy wins more than half of the start states at which the two policies differ.
-        # The start states are weighted by the differences.
+        # Each start state counts in proportion to the size of its difference.
         round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
         shares = _cumulative_shares(len(starts.keys() & other_starts.keys()) for starts, other_starts in round_pairs)
         complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
@@ -239,7 +239,7 @@ class RoundTally:
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
-        # Count the initial states that all these policies have, and at which some episode's value is unknown.
+        # Count the initial states that all `policies` have, and at which some episode's value is unknown.
         count = 0
         complete_rounds = (self._planned_ids[policy][: self._rounds] for policy in policies)
         for starts_of_policies in zip(*complete_rounds, strict=True):  # one mapping start -> ids for each policy
@@ -253,7 +253,7 @@ class RoundTally:
         # Return two lists with one mapping per complete round: start state -> mean value of its episodes.
         # Unknown values are set to 0 in the first list, and to 1 in the second list.
         def mean(ids: Sequence[str], unknown: float) -> float:
-            # Return the mean value of these episodes; `unknown` replaces values that are not known.
+            # Return the mean value of the episodes with these ids; `unknown` replaces values that are not known.
             return sum(self._values.get(episode_id, unknown) for episode_id in ids) / len(ids)
 
         complete = self._planned_ids[policy][: self._rounds]
@@ -294,7 +294,7 @@ def _subtract_means(
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
     # Each start state at which the policies differ is one step of the test. The step's size is the absolute difference.
-    # The step counts as a gain if the first policy is better. Equal policies gain half of all steps: the rate 0.5.
+    # A step is a gain if the first policy is better. If both policies are equally safe, half of all steps are gains.
     # `rounds` has the differences in each complete round; `shares` is the result of `_cumulative_shares`.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]

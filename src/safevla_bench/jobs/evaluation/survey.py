@@ -57,13 +57,13 @@ class Survey:
         # `_kept` has pairs (indices of episodes, their records).
         worst = set(self._worst_indices.tolist())
         self._kept += _select_kept([(batch_indices.tolist(), batch)], worst)
-        # Removing episodes copies records. So keep episodes that are no longer among the worst until they are too many.
+        # Removing episodes copies records, so keep up to `_MOST_SPARE` episodes that are no longer among the worst.
         if sum(len(kept_indices) for kept_indices, _ in self._kept) > MOST_DRAWN + _MOST_SPARE:
             self._kept = list(_select_kept(self._kept, worst))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
         """Return a batch, and the bodies involved in violations. The batch has the records of the episodes that the
-        page draws, and only headers of the others. Reads all records if the survey is incomplete, then empties it.
+        page draws, and only headers of all others. Reads all records if the survey is incomplete, then empties it.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:

@@ -388,7 +388,7 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
         best=min(finite_values, default=None),
         # Trials are counted from 1 in files and messages.
         first=min(trials.hits) + 1 if trials.hits else None,
-        # An upper end of 1 and, without hits, a lower end say nothing, so they are None.
+        # An upper end of 1 gives no information, so it is None. Without hits, the lower end is None, too.
         bound=interval.high if interval and interval.high < 1.0 else None,
         least=interval.low if interval and trials.hits else None,
     )
@@ -419,7 +419,7 @@ def _bound_rate(
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
     # Yield a start for each group of hits that are near each other: the one with the lowest margin.
     # `hits` are sorted by margin, so the first trial of a group has the group's lowest margin.
-    # All trials of the group are near this first trial.
+    # All trials of a group are near the group's first trial.
     groups: list[list[int]] = []
     for trial in trials.hits:
         near_groups = [group for group in groups if _is_near(trials, trial, group[0])]

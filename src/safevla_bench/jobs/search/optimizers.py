@@ -18,7 +18,7 @@ from safevla_recorder.episode import Floats
 
 Method = Literal["directed", "random"]
 GENERATION: Final = 8  # points per generation; the number of workers does not change it
-# Number of generations of random points before the descents (minimizations). These begin at the best random points.
+# Number of generations of random points before the descents (minimizations). Descents begin at the best random points.
 _RANDOM_GENERATIONS = 3
 # Initial standard deviation with which CMA-ES draws points in a descent. The cube's edges have the length 1.
 _INITIAL_STEP = 0.1
@@ -32,9 +32,9 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # `space` has the names of the placements, and their bounds `low` and `high` [m]. The wording and the policy
-        # seed are coordinates, too.
-        # Each ranges from 0 to its number of choices, or has the width 0 if it has only one choice.
+        # `space` has the names of the placements, and their bounds `low` and `high` [m].
+        # The last two coordinates, the wording and the policy seed, range from 0 to the number of choices.
+        # If there is only one choice, the coordinate's range has the width 0.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
         self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
@@ -113,7 +113,7 @@ class DirectedPoints:
 
     def ask(self) -> Floats:
         """Return the next generation, points [G, d] in the unit cube."""
-        if self._descent is None:  # not minimizing a clause now
+        if self._descent is None:  # no minimization is running
             return self._random.ask()
         points = list(self._descent.ask())
         for index, point in enumerate(points):

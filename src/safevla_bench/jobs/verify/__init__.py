@@ -51,8 +51,8 @@ def verify_run(
     """Check a complete run folder: digests, episodes, scores and replays. `replay` is the number of episodes to replay;
     `audit` draws further episodes. Raises `RunError` if the run is incomplete or cannot be read.
     """
-    # Without `ruleset`, use the default rules. `observer` is called before each replay, with the number of finished
-    # replays and the id of the next episode.
+    # Without `ruleset`, use the default rules.
+    # `observer` is called before each replay, with the number of finished replays and the id of the next episode.
     sources.require_run(run)
     if folder.read_description(run).get("complete") is not True:
         try:
@@ -110,7 +110,7 @@ def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
     # Yield for each policy: its name, the result of its audit, and a list with the result of each replay.
-    # If records are damaged, the list has a single check, whose result is open.
+    # If a record is damaged, the list has a single result: an open check.
     # The archive's digest and the plan's seed determine the draw.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:

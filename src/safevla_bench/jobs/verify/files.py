@@ -72,10 +72,10 @@ class Verification:
     @property
     def can_be_rescored(self) -> bool:
         """True if files differ, but only files that the judgement writes; judging the run again corrects them."""
-        # The check of a file has the name of the file. `SOURCE` is the check whether the run's archive was judged.
+        # A file's check has the name of the file. The check `SOURCE` tests whether the run's archive was judged.
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
-            # The text of a changed digest begins with the file's name.
+            # If a file's digest changed, the text `said` begins with the file's name.
             has_changed_digest = finding.check == FILES and finding.said.startswith(_JUDGEMENT_FILES)
             if finding.check not in (*_JUDGEMENT_FILES, SOURCE) and not has_changed_digest:
                 return False
@@ -83,14 +83,13 @@ class Verification:
 
     @property
     def has_open_checks(self) -> bool:
-        # Whether the verification is undecided because a check could not be made. Checks with a false `wanted` do not
-        # matter.
+        # Whether the verification is undecided because a wanted check could not be made.
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
     @property
     def is_by_other_rules(self) -> bool:
         """True if nothing differs, but the scores could not be checked because other rules judged the run."""
-        # The check of the scores has the name of their file. `unchecked` means that a check could not be made.
+        # The check of the scores has the name of the scores file. `unchecked` means that a check could not be made.
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
         return self.agrees and folder.SCORES in open_checks
 
@@ -125,7 +124,7 @@ def check_files(run: Path) -> list[Finding]:
     archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     # Raw records are single files of episodes that were not packed into an archive.
     is_raw = parts.has_raw(run) and not archive
-    # The finding for raw records; `wanted=False`: it leaves the verification decided, although it is not a check.
+    # The result for raw records, which have no manifest. With `wanted=False`, it leaves the verification decided.
     undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
     try:
         changed_parts = [] if is_raw else list(parts.changed_parts(run))
@@ -159,7 +158,7 @@ def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
             yield open_check(PICTURES, f"{count_text}: raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _KNOWN_FILES]
     if others:
-        # The folder of experiments, which are judgements by other rules, is not checked.
+        # Do not check the folder of experiments, which has judgements by other rules.
         is_wanted = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digested for name in others)
         detail = f"{', '.join(others)}: this check cannot reproduce these files"
         detail += "; keep exports outside the run folder" if is_wanted else ""
@@ -264,7 +263,7 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
 
 def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
     # Yield the differences between the plan in run.json and the table of episodes, whose name is `table`.
-    # `unnamed` counts missing episodes whose ids run.json does not say.
+    # `unnamed` counts missing episodes whose ids are not in run.json.
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
@@ -288,7 +287,7 @@ def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: Episode
 
 
 def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, object]:
-    # Return name -> value for the fields that a row of the table and a record's header both have, and the steps.
+    # Return name -> value for the number of steps, and for the fields that table rows and record headers share.
     return {**{name: getattr(owner, name) for name in _SHARED_FIELDS}, "steps": steps}
 
 
@@ -386,7 +385,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     else:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        # If another version wrote the files, differences are expected, so these checks are open.
+        # If another version wrote the files, differences are expected, so leave the files' checks open.
         for index, finding in enumerate(findings):
             if finding.verdict == "differs" and finding.check != SOURCE:
                 findings[index] = replace(finding, verdict="unchecked")
@@ -421,7 +420,7 @@ def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
 
 
 def _compare_ids(check: str, name: str, judged_value: str, own_value: str, remedy: str = "") -> Finding:
-    # Compare a name or digest of what judged the run with that of what is installed here.
+    # Compare a name or digest from the run's judgement with the installed one.
     if judged_value == own_value:
         return agreement(check, f"{name} {own_value}")
     return mismatch(check, f"judged with {name} {judged_value}; {name} {own_value} is installed here{remedy}")
@@ -468,7 +467,7 @@ def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding
     if not judged_digests or None in judged_digests:
         problem = f"{folder.SCORES} does not identify the judged archive"
         return open_check(SOURCE, f"{problem}; to judge the run again: {format_rescore_command(run)}")
-    # Bring both lists into the same layout before they are compared as bytes.
+    # Give the stored and the expected sources the same JSON layout, because they are compared as bytes.
     written_sources = msgspec.json.format(bytes(scores_file.sources), indent=2) + b"\n"
     expected = folder.dump_json([source.to_document() for source in judged.sources])
     differences = partial(_json_differences, field="sources")
@@ -487,7 +486,7 @@ def _compare_content(
         with memory.limit_memory(path):
             written = read()
             # `find_differences` yields a text for each difference of two contents. Only the first text is reported.
-            # Different bytes may have no difference that matters.
+            # Contents with different bytes may have no difference that matters.
             difference = None if written == expected else next(find_differences(written, expected), None)
     except FileNotFoundError:
         return mismatch(check, "missing")
@@ -545,7 +544,7 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
         return f"{field}: the file has {format_value(written)}, but the archive gives {format_value(expected)}"
     if isinstance(written, list) and isinstance(expected, list):
         return f"{field}: the file has {len(written)} values, but the archive gives {len(expected)}"
-    # The texts are equal, because `format_value` truncates them. Show an excerpt at the first difference.
+    # `format_value` has truncated both texts to the same text, so show excerpts at the first difference.
     written_json, expected_json = json.dumps(written).encode(), json.dumps(expected).encode()
     index = _find_differing_byte(written_json, expected_json)
     excerpts = f"{_excerpt(written_json, index)}, but the archive gives {_excerpt(expected_json, index)}"
@@ -568,7 +567,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
         if written == expected:
             return agreement(folder.REPORT, "a new report has the same bytes")
         later = parts.later_files(run, folder.REPORT)
-        # Pictures or replays may be newer than the report. Then compare with a report without pictures and replays.
+        # If pictures or replays are newer than the report, compare with a report without pictures and replays.
         if later and written == render_report(judged, has_extras=False).encode():
             return agreement(folder.REPORT, f"a new report has the same bytes; to add later results: {command}")
     except SafevlaError as error:

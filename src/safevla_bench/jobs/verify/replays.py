@@ -146,7 +146,7 @@ def _find_header_differences(
 ) -> Iterator[Deviation]:
     # Yield the first difference in each header field. If `lenient`, compare only fields that the record has.
     # The fields in `newer_names` are compared only if the record has them, because older recorders did not write them.
-    # Compare the poses of fixtures only if both records have them.
+    # Compare the poses of fixtures only if the record and the replay have such poses.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
     else:
@@ -200,7 +200,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     """
     steps, success = len(successes), bool(successes and successes[-1])  # an episode without steps has no success
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
-    # The outcomes that the replay permits; an episode without success before its horizon was ended by something else.
+    # The outcomes that the replay permits. A planned failure ends early only by an invalid action or a stop.
     possible_outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
         possible_outcomes = ("success",)
@@ -239,7 +239,7 @@ class ReplaySetting:
         description = read_description(run) if (run / RUN).is_file() else {}
         if description.get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
-        if description.get("host", "") is None:  # as in runs of a user's own loop without a host here
+        if description.get("host", "") is None:  # for instance, a user's own loop with a simulator that has no host
             problem = "run.json names no host, so the recorded actions cannot be played again"
             add_host = "Omit replays, or add a host for your simulator: see docs/howto/adding-a-host.md."
             raise RunError(problem, remedy=add_host, place=place)
@@ -472,7 +472,7 @@ _DT_TOLERANCE = 1e-3  # relative tolerance of control steps
 
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
     # If a user's loop had a different control step than the host, the host cannot repeat the episode.
-    # In this case, return a sentence that says this; else "".
+    # Return a sentence that says so, or "" if the control steps are equal.
     # A header may be forged, so trust its control step only if the times in the record's states confirm the step.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
     states = episode.sim_state.episode_rows(0)  # [n, S]; column 0 is the simulation time [s]
@@ -484,7 +484,7 @@ def _find_step_cause(episode: Batch, replayed: Batch) -> str:
 
 def _describe_states_set(episode: Batch) -> str:
     # If a user's loop set several simulator states after one reset, return a sentence that says so; else "".
-    # Only the record's header gives this number.
+    # Only the record's header gives the number of states.
     states = marks.read_count(marks.host_header(episode.extra[0]), STATES_SET)
     if states is None or states <= 1:
         return ""
@@ -529,8 +529,8 @@ def episode_starts(protocol: EvaluationProtocol, episode: Batch) -> Iterator[Epi
     # First the start from seed and index of the initial state, then the one from a recorded simulator state.
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
-    if seed is None:  # the environment may have been seeded at an earlier reset
-        # Then the start is determined by that seed and the number of resets since then.
+    if seed is None:  # the environment may have been seeded only at an earlier reset
+        # The earlier seed and the number of resets since then determine the start.
         earlier_seed = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
         if isinstance(earlier_seed, Mapping) and isinstance(earlier_seed.get("seed"), int):
             earlier_resets = marks.read_count(earlier_seed, marks.EARLIER_RESETS)
