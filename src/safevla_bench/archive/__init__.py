@@ -1,8 +1,8 @@
 """Functions that read and write archives of episodes, and append to them. A file's suffix determines its format:
 
-`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; episodes can be appended
-`.json`, `.npz`                       one episode per file
-`.parquet`                            one row per episode; the file can be written only as a whole
+- `.jsonl`, `.jsonl.gz`, `.jsonl.zst`: one line per episode; episodes can be appended.
+- `.json`, `.npz`: one episode per file.
+- `.parquet`: one row per episode; the file can be written only as a whole.
 
 Every format preserves an episode bit for bit, and the readers of all formats apply the same rules.
 """
@@ -57,7 +57,7 @@ def _holds_demonstrations(path: Path) -> bool:
     # Returns whether the HDF5 file seems to have demonstrations, which are groups with the names data/demo_N.
     # HDF5 stores the names of groups as plain text. A name that is found may not be the name of a group.
     # This guess only selects the remedy; `replay:` then says exactly what is missing.
-    # A name may cross the border of two blocks, so the end of a block is searched again with the next block.
+    # A name may begin in one block and end in the next, so the end of each block is searched with the next block.
     names = {b"data", b"demo_"}
     with files.open_input(path) as stream:
         rest = b""
@@ -75,11 +75,11 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
     whose policy and id occurred before. `wanted` holds the indices of the episodes to read, counted over all files;
     None = all episodes. If a row group of a Parquet file has a wanted episode, all episodes of the group are yielded.
     """
-    selection = EpisodeSelection(wanted)  # counts the episodes of all files, and says which are wanted
+    selection = EpisodeSelection(wanted)  # counts the episodes across all files
     seen: dict[EpisodeKey, str] = {}  # (policy, episode id) -> the file that has the episode
     for path in paths:
         try:
-            # `limit_each` yields the reader's batches and errors, and limits the memory that each of them may need.
+            # `limit_each` yields the reader's batches and errors, and limits the memory for reading each of them.
             for episodes in limit_each(path, _READERS[detect_suffix(path)](path, selection)):
                 if isinstance(episodes, RecordError):
                     yield episodes
@@ -178,7 +178,7 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
 
 
 def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterator[Batch]:
-    # Yields a batch of the only episode. Raises `RecordError` if the batches have no episode or more than one.
+    # Yields the only episode as a batch. Raises `RecordError` if the batches have no episode or more than one.
     count = 0
     for batch in batches:
         if count == 0 and len(batch):
@@ -192,8 +192,8 @@ def _require_single_episode(batches: Iterable[Batch], suffix: str, path: Path) -
 
 
 def _require_unique_ids(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
-    # Yields the batches unchanged. Raises `RecordError` if two episodes have the same policy and id; `path` is the
-    # file that the error names.
+    # Yields the batches unchanged. Raises `RecordError` if two episodes have the same policy and id.
+    # The error names the file `path`.
     seen: set[EpisodeKey] = set()  # pairs (policy, episode id)
     for batch in batches:
         for header in batch.headers:

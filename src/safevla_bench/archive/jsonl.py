@@ -35,7 +35,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # a file with one episode on any number of lines; nothing can be appended to it
 _ZSTD_LEVEL = 9
 _PIECE_BYTES = 1 << 20
-MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain a huge number of empty lines, which takes long to read
+MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain so many empty lines that it takes too long to read
 MAX_DOUBTS = 10  # limit on the number of fields per file that warnings name
 _REMEDY = "Check that this is an archive with one episode per line."
 
@@ -45,7 +45,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
     Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises
     `DamageError` if a compressed member is damaged or too many lines are bad or blank; the rest of the file is skipped.
     """
-    # `selection` counts the episodes that are read, and says which of them are wanted.
+    # `selection` counts the episodes of all files that are read, and selects the wanted ones.
     bad_count = blank_count = 0
     warned_fields: set[str] = set()
     try:
@@ -111,7 +111,7 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
 
 def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
     # Yields the content of the file `name` in pieces of any sizes, decompressed if the suffix is `.gz` or `.zst`.
-    # For a compressed file: the size of each read, and a function that makes a decompressor.
+    # `compression` is a pair: the number of bytes per read, and a function that makes a decompressor.
     compression = _COMPRESSIONS.get(Path(name).suffix)
     if compression is None:
         yield from iter(partial(stream.read, _PIECE_BYTES), b"")  # up to the file's end
@@ -174,16 +174,16 @@ def _encode_extra(recording: EpisodeArrays, level: str, index: int | None = None
 
 def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
     # Yields one JSON object per record, with the field `t`, the recorded fields and the host-specific fields.
-    fields = list(_field_values(recording))  # each field's name, and its values: one per record, UNSET = no value
+    fields = list(_field_values(recording))  # (name, values) of each field; one value per record, UNSET = absent
     for t in range(recording.records):
         step = {name: values[t] for name, values in fields if values[t] is not UNSET}
         yield {"t": t, **step, **_encode_extra(recording, "steps", t)}
 
 
 def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield each recorded field's name and its value in each record. Action fields come last; record 0 has UNSET."""
+    """Yield the name of each recorded field, and its values by record. Action fields come last, UNSET in record 0."""
     names = list(recording.roles)  # names of the bodies; other arrays hold indices into this list
-    # A `spec` describes a channel. A pose channel's `spec.bodies` names the list of the indices of its bodies.
+    # A `spec` describes a channel. For a pose channel, `spec.bodies` is the name of the list of its bodies' indices.
     arrays = {spec: recording.channel(spec.name) for spec in channels.NUMERIC}
     # Only recorded channels: each channel's array as nested lists, with one item per record or per action.
     rows = {spec: values.tolist() for spec, values in arrays.items() if values is not None}
@@ -206,16 +206,16 @@ def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obje
 
 
 def _gripped_names(names: Sequence[str], row: int | list[int]) -> object:
-    # Returns the name of the gripped body (None = none), or a list of names for several arms. `row` is an index into
-    # `names` (-1 = no body), or a list with one index per arm.
+    # Returns the name of the gripped body (None = no body), or a list of names for several arms.
+    # `row` is an index into `names` (-1 = no body), or a list with one index per arm.
     if isinstance(row, list):  # one index per arm
         return [_gripped_names(names, index) for index in row]
     return names[row] if row >= 0 else None
 
 
 def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
-    # Returns for each record the list of its contacts, as JSON objects with the names of both bodies and the measured
-    # numbers. A number that is NaN was not measured, and is left out. `names` has the names of the bodies by index.
+    # Returns one list per record: its contacts as JSON objects, with the names of both bodies and the measured numbers.
+    # A number that is NaN was not measured, and is left out. `names` has the names of the bodies by index.
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = channels.recorded_forces(recording.header.get("forces"))  # a subset of `force_n` and `net_force_n`
     # Without a recorded `force_n`, the column `force_n` only repeats `net_force_n`.
@@ -243,8 +243,8 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = record_schema.parse_json(line)
     try:
-        # An episode of a robot with several arms has the key `arms`. Each field of the arms is then a flat list of the
-        # values of all arms, one arm after the other.
+        # An episode of a robot with several arms has the key `arms`.
+        # Each field of its arms is a flat list: all values of the first arm, then those of the next arm.
         kind = record_schema.Trajectory if tree.get("arms") is None else record_schema.ArmsTrajectory
         trajectory = record_schema.convert_tree(tree, kind)  # checks the types of all fields
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
@@ -280,17 +280,17 @@ def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
         if spec.is_rotation and (np.abs(norms - 1.0) > OFF_NORM).any():
             worst_norm = norms[np.abs(norms - 1.0).argmax()]
             yield spec.name, f"{spec.name} has a norm of {worst_norm:.3g} instead of 1"
-    if batch.extra[0]:  # unknown fields, of which some may be misspelt fields of the schema
+    if batch.extra[0]:  # unknown fields; some may be misspelled names of the schema's fields
         yield from record_schema.list_misspelt(batch.extra[0], _find_absent_fields(batch))
 
 
 def _known_vectors(batch: Batch, spec: channels.ChannelSpec) -> NDArray[np.float64]:
-    # Returns a channel's vectors, [count, row_size], in a batch of one episode, without those that are marked invalid.
+    # Returns a channel's vectors, [count, row_size], without invalid poses. The batch has one episode.
     if not spec.is_pose:
         return batch.numbers(spec).episode_rows(0).reshape(-1, spec.row_size)
-    # The indices of the P bodies, and the values per record and body, [n, P, size].
+    # `bodies` has the indices of the P bodies, and `rows` the values by record and body, [n, P, size].
     bodies, rows = batch.poses(spec.name).episode_poses(0)
-    # Bodies whose tracking can fail, and for each record and body 0.0 if the pose is unknown, else 1.0, [n, V, 1].
+    # `validity_bodies` are the V bodies whose tracking can fail. `valid` is 1.0 for a known pose, else 0.0, [n, V, 1].
     validity_bodies, valid = batch.poses("pose_valid").episode_poses(0)
     is_known = np.ones(rows.shape[:2], dtype=np.bool_)  # [n, P]
     for column, body in enumerate(validity_bodies):
@@ -319,7 +319,7 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # other arrays hold this index
-    arrays: dict[str, Any] = {}  # name of a channel, or of its list of bodies -> values; absent = not recorded
+    arrays: dict[str, Any] = {}  # values by name: a channel, or a channel's list of bodies; only recorded ones
     for spec in channels.POSES:
         if is_present[spec.name]:
             arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)
@@ -346,7 +346,7 @@ _REMEDY_ROLE = "List every body of a contact or pose in body_roles, as robot, ta
 
 
 def _is_in_every_step(steps: Sequence[record_schema.Step], name: str, first_step: int = 0) -> bool:
-    # Returns whether all steps from `first_step` on have the field; False if no step has it.
+    # Returns True if all steps from `first_step` on have the field, and False if none of these steps has the field.
     # Raises `RecordError` if only some of these steps have the field.
     is_present = [getattr(step, name) is not UNSET for step in steps[first_step:]]
     if any(is_present) and not all(is_present):
@@ -358,8 +358,8 @@ def _is_in_every_step(steps: Sequence[record_schema.Step], name: str, first_step
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) -> NDArray[Any] | None:
     """Return the rows of a channel. Return None if the channel has a row per action and no actions were recorded."""
-    # The result has the shape [rows] for a single value per row, else [rows, width]. There is one row per step, or one
-    # per step except the first if the channel has a row per action.
+    # The result has the shape [rows] for a single value per row, else [rows, width].
+    # There is one row per step; if the channel has a row per action, the first step has no row.
     first_step = 0
     if spec.is_per_action:
         first_step = 1  # no action led to record 0
@@ -375,8 +375,8 @@ def _read_rows(steps: Sequence[record_schema.Step], spec: channels.ChannelSpec) 
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first_step: int) -> NDArray[np.float64]:
-    # Returns rows of equal length as a matrix [rows, width]. Raises `RecordError` if their lengths differ. The first
-    # row belongs to step `first_step`, and `name` is the field's name for the error.
+    # Returns rows of equal length as a matrix [rows, width]. Raises `RecordError` if the rows differ in length.
+    # The first row belongs to step `first_step`, and `name` is the field's name for the error.
     width = len(rows[0])
     for t, row in enumerate(rows, first_step):
         if len(row) != width:
@@ -399,12 +399,12 @@ def _read_poses(
     steps: Sequence[record_schema.Step], spec: channels.ChannelSpec, index_by_body: Mapping[str, int]
 ) -> tuple[list[int], NDArray[Any]]:
     # Returns the indices of the P bodies of a pose channel, and the channel's values, [n, P, size] or [n, P].
-    # All steps must have the same bodies; they get the order of the first step.
+    # All steps must have the same bodies. The result has the bodies in the order of the first step.
     # `index_by_body` maps a body's name to its index in `body_roles`.
     field = spec.name
     body_names = list(getattr(steps[0], field))
     for t, step in enumerate(steps):
-        difference = getattr(step, field).keys() ^ set(body_names)  # bodies that only one of the two steps has
+        difference = getattr(step, field).keys() ^ set(body_names)  # bodies only in this step, or only in step 0
         if difference:
             remedy = "A field with poses must have the same bodies in every step."
             place = Place(step=t, field=f"{field}.{min(difference)}")
@@ -418,7 +418,7 @@ def _read_poses(
 def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
     # Returns the contacts of all steps as columns, with one item per contact. Numbers that are absent become NaN.
     # `index_by_body` maps a body's name to its index in `body_roles`.
-    # Each tuple has the step, the number of the contact in this step, and the contact.
+    # Each tuple has the step's number, the contact's number within the step, and the contact.
     flat_contacts = [
         (t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts)
     ]
@@ -447,8 +447,8 @@ def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[s
 
 def _read_gripped(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> NDArray[np.int64]:
     # Returns the index of the gripped body in each step, [n], or for several arms [n, arms]; -1 = no body.
-    # In each step, the field is a body's name, None (no body) or UNSET (absent). For several arms, it is UNSET or a
-    # list with a name or None for each arm.
+    # For one arm, the step's field `gripped_body` is a body's name, None (no body) or UNSET (absent).
+    # For several arms, the field is UNSET or a list with a name or None for each arm.
     rows = [step.gripped_body for step in steps]
     arm_count = max((len(row) for row in rows if isinstance(row, list)), default=0)
     if not arm_count:  # the field has one name per step
@@ -459,6 +459,6 @@ def _read_gripped(steps: Sequence[record_schema.Step], index_by_body: Mapping[st
 
 
 def _index_of_gripped(name: object, index_by_body: Mapping[str, int], t: int) -> int:
-    # Returns the index of the gripped body in `body_roles`; -1 if the name is None (nothing is gripped) or UNSET (step
-    # `t` lacks the field).
+    # Returns the index of the gripped body in `body_roles`.
+    # Returns -1 if the name is None (nothing is gripped) or UNSET (step `t` lacks the field).
     return _index_of_body(name, index_by_body, t, "gripped_body") if isinstance(name, str) else -1

@@ -70,8 +70,8 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, Not
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    # Returns a map from the name of each array to its member of the ZIP archive. Raises `RecordError` for a member
-    # that the format does not allow.
+    # Returns a map from the name of each array to its member of the ZIP archive.
+    # Raises `RecordError` for a member that the format does not allow.
     members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
@@ -115,7 +115,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
 
 
 # Errors that NumPy raises for a malformed header. NumPy parses the header as a Python literal.
-# If that fails, NumPy tokenizes the header.
+# If parsing fails, NumPy splits the header into Python tokens, which may raise `TokenError`.
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
 
 
@@ -190,8 +190,8 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    # Returns the contacts from the arrays `contacts.step`, `contacts.a` and so on, with one item per contact. Numbers
-    # that were not recorded are NaN. Returns None if the file has no contacts.
+    # Returns the contacts from the arrays `contacts.step`, `contacts.a` and so on, which have one item per contact.
+    # Numbers that were not recorded are NaN. Returns None if the file has no contacts.
     columns = {name: arrays[f"contacts.{name}"] for name in CONTACT_COLUMNS if f"contacts.{name}" in arrays}
     if not columns:
         return None

@@ -79,8 +79,8 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
 
 
 def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    # Reads the finished file in `stream` and writes it again, with columns for all rare channels named in `rare`; a
-    # column is null for an episode that lacks the channel. Returns a writer that can append row groups.
+    # Reads the finished file in `stream`, and writes it again with columns for all rare channels named in `rare`.
+    # A column is null for an episode that lacks the channel. Returns a writer that can append row groups.
     with TemporaryFile() as copy:
         stream.seek(0)
         shutil.copyfileobj(stream, copy)
@@ -96,8 +96,8 @@ def _rewrite_with_columns(stream: IO[bytes], rare: frozenset[str]) -> pq.Parquet
 
 
 def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    # Yields for each row group the list of its episodes, as batches of one. A group has at most `_GROUP_EPISODES`
-    # episodes and `_GROUP_BYTES` bytes, but a single episode may be larger.
+    # Yields for each row group the list of its episodes, as batches of one.
+    # A group has at most `_GROUP_EPISODES` episodes and `_GROUP_BYTES` bytes, or one larger episode.
     group: list[Batch] = []
     total_bytes = 0
     for episode in (select_episodes(batch, [index]) for batch in batches for index in range(len(batch))):
@@ -113,8 +113,7 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 def count_rows(path: Path) -> list[int]:
     """Return the number of rows of each row group, or [] if the file cannot be read."""
-    # A file that cannot be opened, is damaged, or has missing, repeated, unknown or mistyped columns counts as
-    # unreadable.
+    # A file is unreadable if it cannot be opened, is damaged, or has missing, repeated, unknown or mistyped columns.
     with suppress(RecordError, *_DAMAGED), open_parquet(path) as (file, row_counts):
         _check_columns(file.schema_arrow)
         return row_counts
@@ -124,17 +123,17 @@ def count_rows(path: Path) -> list[int]:
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order: one batch per row group, or one batch per row if the group has an
     invalid row. All episodes of a group are yielded if one of them is selected; other groups are not read. The error of
-    an invalid row has the row's number, from 1, as `line`. A damaged group gives a `DamageError` with the group's
-    number of episodes; a damaged file gives one without a number. Raises only `OSError`, if the file cannot be opened.
+    an invalid row has the row's number, from 1, as `line`. For a damaged group or file, a `DamageError` is yielded.
+    Raises `OSError` if the file cannot be opened, and `RecordError` for a Git LFS pointer.
     """
-    # `selection` counts episodes; `next_wanted` returns which of the next ones are selected, as a list.
+    # `selection` counts episodes; `next_wanted(N)` returns a list of the selected episodes among the next N.
     place = Place(file=str(path))
     open_input(path).close()  # raises `OSError`, or `RecordError` for a Git LFS pointer
     try:
         with open_parquet(path) as (file, row_counts):
             _check_columns(file.schema_arrow)
             first_rows = list(accumulate(row_counts, initial=1))  # number of each group's first row
-            # Numbers of the row groups with a selected episode, and for each of them a call that reads the group.
+            # `wanted` has the numbers of the row groups with a selected episode; each call reads one of these groups.
             wanted = [number for number, row_count in enumerate(row_counts) if selection.next_wanted(row_count)]
             calls = [partial(_load_group, path, file, number, row_counts[number]) for number in wanted]
             with closing(_read_ahead(calls)) as groups_read:  # ends the reading thread before the file is closed
@@ -173,8 +172,8 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 
 
 def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -> list[pa.RecordBatch] | RecordError:
-    # Returns the rows of row group `number`, in one or more pieces. Returns an error, instead of raising it, if the
-    # group is damaged, needs too much memory or does not have `row_count` rows. `path` names the file in errors.
+    # Returns the rows of row group `number`, in one or more pieces. `path` names the file in errors.
+    # Returns an error if the group is damaged, needs too much memory or does not have `row_count` rows.
     try:
         with limit_memory(path):
             # pyarrow's threads would abort the process when they run out of memory.
@@ -191,8 +190,8 @@ def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -
 
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
-    # Yields the episodes in the rows of `batches`, with one row per episode. `first` is the number of the first row in
-    # the file, from 1, for errors.
+    # Yields the episodes in the rows of `batches`, with one row per episode.
+    # `first` is the number, for errors, of the first of these rows in the file, from 1.
     for rows in batches:
         try:
             batch = parquet_rows.decode_rows(rows)
@@ -204,7 +203,7 @@ def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> 
 
 
 def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
-    # Yields each row as a batch of one, or as an error with the row's number; the number of the first row is `first`.
+    # Yields each row as a batch of one, or an error with the row's number. The first row has the number `first`.
     for row in range(rows.num_rows):
         try:
             yield parquet_rows.decode_rows(rows.slice(row, 1))
@@ -220,7 +219,7 @@ def _episode_id(rows: pa.RecordBatch, row: int) -> Any:
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    # Raises `RecordError` if a file lacks a required column, or has a repeated or unknown column or a wrong type.
+    # Raises `RecordError` for a missing, repeated or unknown column, or for a column of the wrong type.
     for name in _REQUIRED:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
@@ -229,6 +228,6 @@ def _check_columns(schema: pa.Schema) -> None:
         expected = schema_types.get(field.name, "no such column")  # this text is not equal to any type
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
-        # Some columns of older files have a former type, which is also accepted.
+        # Some columns had another type in older files, which is also accepted.
         if field.type not in (expected, parquet_rows.FORMER_TYPES.get(field.name)):
             refuse_field(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)

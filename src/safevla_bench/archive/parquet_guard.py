@@ -32,8 +32,8 @@ def open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, list[int]]]:
 
 
 def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, at most `BATCH_ROWS` at a time. Raises `RecordError` if the file is damaged or lacks a
-    column, and the errors of pyarrow.
+    """Yield the rows of a file, at most `BATCH_ROWS` at a time. Raises `RecordError` if a column is missing or a text
+    is not UTF-8, and the errors of pyarrow.
     """
     with _translated_text_errors(), open_parquet(path) as (file, row_counts):
         for name in columns or ():  # names of the columns to read; None = all columns
@@ -58,7 +58,7 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
 
 @contextmanager
 def _translated_text_errors() -> Iterator[None]:
-    # Within the `with` block, replaces the error for a text that is not UTF-8 by a `RecordError`.
+    # If a text in the `with` block is not UTF-8, raises a `RecordError` instead of the `UnicodeDecodeError`.
     try:
         yield
     except UnicodeDecodeError as error:

@@ -35,7 +35,7 @@ _CONTACT = pa.struct([("a", pa.int32()), ("b", pa.int32()), ("force_n", pa.float
 
 
 def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
-    # Returns the type of lists that are nested `depth` times around values of the type `kind`.
+    # Returns the type of nested lists, `depth` levels deep, whose innermost items have the type `kind`.
     return kind if depth == 0 else pa.list_(_nest_list(kind, depth - 1))
 
 
@@ -91,8 +91,8 @@ _RARE = [spec for spec in channels.NUMERIC if spec.is_rare]
 
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
-    # Something rare has a column in a file only if an episode of the file has it: a channel, a number of contacts or a
-    # header field.
+    # The result also has the names of rare columns of contacts and of rare header fields.
+    # A file has the column of a rare field only if an episode of the file has this field.
     rare = [spec.name for spec in _RARE if batch.numbers(spec).present.any()]
     rare += [name for name in channels.OF_CONTACTS if _has_contact_column(batch, name).any()]
     rare += [name for name in RARE_FIELDS if any(getattr(header, name) is not None for header in batch.headers)]
@@ -101,7 +101,7 @@ def rare_channels(batch: Batch) -> frozenset[str]:
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
-    # `SCHEMA` has all columns. `rare` has names of rare channels, columns of contacts and header fields.
+    # `SCHEMA` has all columns. `rare` has the names of rare channels, of columns of contacts and of header fields.
     absent = [spec for spec in _RARE if spec.name not in rare]
     # A pose channel also has a column for its bodies. For other channels, `spec.bodies` is "", which names no column.
     left_out = {spec.name for spec in absent} | {spec.bodies for spec in absent}
@@ -121,13 +121,13 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     ]
     columns["bodies"] = pa.array(bodies, SCHEMA.field("bodies").type)
     columns["records"] = pa.array(batch.lengths)
-    # A channel with a row per action has one row less than the episode has records (`is_per_action` counts as 0 or 1).
+    # A channel with a row per action has one row fewer than the episode has records (True is 1, and False is 0).
     for spec in channels.ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
     for spec in channels.POSES:
         poses = batch.poses(spec.name)
         body_counts = np.diff(poses.body_starts)
-        # Tables count the bodies of each episode from 0; `poses.body` counts the bodies of the whole batch.
+        # In tables, each episode's bodies are numbered from 0. In `poses.body`, the whole batch's bodies are numbered.
         body_indices = pa.array(poses.body - np.repeat(batch.body_starts[:-1], body_counts), pa.int32())
         columns[spec.name] = _pose_column(poses, spec, batch.lengths)
         columns[spec.bodies] = _list_array(body_indices, body_counts, poses.present)
@@ -147,8 +147,8 @@ def _header_column(batch: Batch, name: str) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: Ints, present: Bools | None = None) -> pa.Array:
-    # Returns the values, split into successive lists of the given lengths. A list that is not `present` is null;
-    # without `present`, no list is null.
+    # Returns the values, split into successive lists of the given lengths.
+    # A list is null if `present` is False for it. If `present` is None, all lists are present.
     offsets = pa.array(offsets_of(lengths), pa.int32())
     return pa.ListArray.from_arrays(offsets, values, mask=None if present is None else pa.array(~present))
 
@@ -160,8 +160,8 @@ def _to_arrow(values: NDArray[np.float64], spec: channels.ChannelSpec) -> pa.Arr
 
 
 def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
-    # Returns the column of a channel, with a list of rows per episode, or null if the episode lacks the channel.
-    # A row is a list of numbers. `steps` [E] is the number of rows that an episode with the channel has.
+    # Returns the column of a channel: for each episode a list of rows, or null if the episode lacks the channel.
+    # A row is a list of numbers. `steps` [E] has each episode's number of rows if the episode has the channel.
     row_counts = np.where(channel.present, steps, 0)  # number of rows per episode
     widths = np.maximum(channel.width, 0)  # numbers per row; an absent channel has the width -1
     values = _to_arrow(channel.values, spec)
@@ -171,8 +171,8 @@ def _row_column(channel: Channel, spec: channels.ChannelSpec, steps: Ints) -> pa
 
 
 def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Array:
-    # Returns the column of a pose channel. For each episode, it has nested lists over steps, bodies and, unless a body
-    # has a single value, numbers; null = not recorded. `steps` [E] is each episode's number of records.
+    # Returns the column of a pose channel: for each episode, nested lists by step and body; null = not recorded.
+    # A body's item is a list of numbers or, for `pose_valid`, a single value. `steps` [E] has the episodes' lengths.
     row_counts = np.where(poses.present, steps, 0)  # number of recorded steps per episode
     body_counts = np.repeat(np.diff(poses.body_starts), row_counts)  # number of bodies in each recorded step
     values = _to_arrow(poses.channel.values, spec)
@@ -182,20 +182,21 @@ def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Ar
 
 
 def _has_contact_column(batch: Batch, name: str) -> Bools:
-    # Returns whether each episode has a number in this column of its contacts, [E]. For net forces, the header says so.
+    # Returns whether each episode has numbers in this column of its contacts, [E]. For net forces, reads the header.
     if name == channels.NET_FORCE:
         is_recorded = np.array([name in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & is_recorded
-    # Count of known numbers before each contact. The increase over an episode is the count in this episode.
+    # How many numbers are known before each contact. This count grows within an episode if a number is known there.
     # `contacts.starts` maps a record to its first contact, and `batch.starts` maps an episode to its first record.
     known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known_starts[batch.contacts.starts][batch.starts]) > 0
 
 
 def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
-    # Returns `contacts` and the columns `OF_CONTACTS`. In each, a row has a list per record of a list of contacts.
+    # Returns the column `contacts` and the columns `OF_CONTACTS`, by name.
+    # The row of an episode is a list with one item per record, which is the list of the record's contacts.
     contacts, contact_counts = batch.contacts, np.diff(batch.contacts.starts)  # number of contacts per record
-    # For each contact: the batch's index of its episode's first body. Tables count each episode's bodies from 0.
+    # The index, in the batch, of the first body of each contact's episode. Tables number each episode's bodies from 0.
     first_body = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), contact_counts)
     columns = [
         pa.array(contacts.a - first_body, pa.int32()),
@@ -203,11 +204,11 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
         pa.array(contacts.force_n),
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
-    # Maps a column to two arrays: the contacts' values in episodes with the column, and a mask of these episodes.
+    # Maps a column to two arrays: the values of contacts, and a mask of the episodes that have this column.
     flat_columns = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
     for name in channels.OF_CONTACTS:
         present = _has_contact_column(batch, name)
-        # Repeat each episode's Boolean for its records, and then for the contacts of these records.
+        # Repeat each episode's Boolean for each of its records, then each record's Boolean for each of its contacts.
         values = getattr(contacts, name)[np.repeat(np.repeat(present, batch.lengths), contact_counts)]
         flat_columns[name] = pa.array(values, mask=np.isnan(values)), present
     # Split each column into a list per record, and these lists into a list per episode.
@@ -218,7 +219,7 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     return list_columns
 
 
-# Decoding of all rows of a group at once. An error does not contain the number of the invalid row.
+# Decoding of all rows of a group at once; errors do not name the invalid row
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
@@ -239,11 +240,12 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """The columns of `E` rows. Each row has an `EpisodeOutline` and numbers of records, bodies and arms."""
+    """The columns of `E` rows, with each row's `EpisodeOutline` and its numbers of records, bodies and arms."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
-        # `outlines` have each row's header, roles of bodies, and number of records. `records`, `bodies` and `arms` have
-        # each row's number of them, [E]. `body_starts` [E + 1] has the index of each row's first body in the batch.
+        # `outlines` have each row's header, roles of bodies, and number of records.
+        # `records`, `bodies` and `arms` [E] have the numbers of these items in each row.
+        # `body_starts` [E + 1] has the index of each row's first body in the batch.
         self.rows = rows
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _has_values(rows, name)]
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
@@ -270,8 +272,8 @@ _OPTIONAL = {*HEADER.names} - {"target_object"}  # columns in which null means t
 
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
-    # Returns the fields of an `EpisodeOutline` (header, `body_roles` and `records`) from the values of one row in the
-    # columns `OUTLINE_COLUMNS`. An optional field that is null is left out.
+    # Returns the fields of an `EpisodeOutline`: those of the header, `body_roles` and `records`.
+    # `row` has one row's values in the columns `OUTLINE_COLUMNS`. An optional field that is null is left out.
     fields = {name: value for name, value in row.items() if value is not None or name not in _OPTIONAL}
     for name in _TEXT_MAPS:
         if name in fields:
@@ -281,8 +283,8 @@ def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _read_pairs(pairs: Sequence[Any], key: str, value: str, column: str) -> dict[str, object]:
-    # Returns the pairs as a dictionary. A pair is a dictionary itself, in which the names of the two fields are the
-    # arguments `key` and `value`, or it is None (null). `column` names the column in errors.
+    # Returns the pairs as a dictionary. Each pair is a dictionary with two fields, or None (null).
+    # The arguments `key` and `value` are the names of these two fields. `column` names the column in errors.
     contents: dict[str, object] = {}
     for pair in pairs:
         # In older files, a pair is a tuple.
@@ -295,8 +297,8 @@ def _read_pairs(pairs: Sequence[Any], key: str, value: str, column: str) -> dict
 
 
 def _build_batch(columns: _Columns) -> Batch:
-    # Builds a batch of all rows. The indices of bodies in the rows become indices in the batch's body table, which
-    # lists the bodies of all episodes.
+    # Builds a batch of all rows. The batch's body table lists the bodies of all episodes.
+    # A row's indices of bodies are converted to indices in this table.
     outlines = columns.outlines  # each row's header, bodies and number of records
     names = tuple(dict.fromkeys(chain.from_iterable(outline.body_roles for outline in outlines)))
     name_index = {name: index for index, name in enumerate(names)}
@@ -319,8 +321,8 @@ def _build_batch(columns: _Columns) -> Batch:
 
 
 def _find_target(outline: EpisodeOutline, first_body: int) -> int:
-    # Returns the index of an episode's target in the batch's body table; -1 = none. `first_body` is the index of the
-    # episode's first body.
+    # Returns the index of an episode's target in the batch's body table; -1 = no target.
+    # `first_body` is the index of the episode's first body in this table.
     names = list(outline.body_roles)
     return first_body + names.index(outline.target_object) if outline.target_object in names else -1
 
@@ -330,15 +332,15 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
     # Each row of `columns` is an episode. For a pose channel, only the bodies with poses in this channel count.
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
-    values, counts, present = columns.lists(spec.name)  # all rows' steps, their number per row, and whether recorded
+    values, counts, present = columns.lists(spec.name)  # the steps' items; number of steps by row; rows with the column
     arms = columns.arms if spec.per_arm else np.ones_like(counts)
-    # Unnest one axis after the other. `item_counts` [E] has each episode's number of items at the current depth.
+    # Flatten one list level after the other. `item_counts` [E] has each episode's number of items at the current level.
     item_counts, axis_sizes = counts, [counts]
     for _ in range(LIST_DEPTHS[spec.name] - 1):
         widths = _common_lengths(values, item_counts, counts, spec)
         item_counts, values = item_counts * widths, values.flatten()
         axis_sizes.append(widths)
-    # For each row with the channel: the expected counts, and then the sizes of the axes of its array.
+    # One column per row that has the channel: its numbers of records, bodies and arms, then its array's axis sizes.
     row_facts = np.stack([columns.records, bodies, arms, *axis_sizes])[:, present]
     # Each distinct shape is checked once.
     for records, body_count, arm_count, *sizes in dict.fromkeys(zip(*row_facts.tolist(), strict=True)):
@@ -356,9 +358,10 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
 
 
 def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec: channels.ChannelSpec) -> Ints:
-    """Return for each episode the common length of its lists, [E]; `spec.row_size` for an episode without lists."""
-    # `lists` has the lists of all episodes, and `item_counts` [E] each episode's number of lists. `step_counts` [E] is
-    # each episode's number of steps, for errors. Raises `RecordError` if an episode has lists of different lengths.
+    """Return the common length of each episode's lists, [E]; `spec.row_size` for an episode without lists."""
+    # `lists` has the lists of all episodes. `item_counts` [E] has each episode's number of lists.
+    # `step_counts` [E] has each episode's number of steps, to name the step in an error.
+    # Raises `RecordError` if an episode has lists of different lengths.
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), offsets_of(item_counts)
     widths = np.full(len(item_counts), spec.row_size)
     widths[item_counts > 0] = lengths[starts[:-1][item_counts > 0]]  # the length of the episode's first list
@@ -373,7 +376,7 @@ def _common_lengths(lists: pa.Array, item_counts: Ints, step_counts: Ints, spec:
 
 def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     # Returns a pose channel of all episodes, with checked indices of bodies.
-    # The flat indices of all rows' bodies, their number per row [E], and whether the row has the column [E].
+    # The bodies' indices of all rows in one list; the number of bodies by row, [E]; which rows have the column, [E].
     listed_bodies, body_counts, has_bodies = columns.lists(spec.bodies)
     _, _, present = columns.lists(spec.name)
     if (has_bodies != present).any():
@@ -383,14 +386,14 @@ def _read_poses(columns: _Columns, spec: channels.ChannelSpec) -> Poses:
     for episode in np.flatnonzero(present):
         episode_bodies = body_indices[starts[episode] : starts[episode + 1]].tolist()
         record_schema.check_posed_bodies(episode_bodies, int(columns.bodies[episode]), spec.bodies)
-    # Rows count their bodies from 0; the batch's body table counts the bodies of all episodes.
+    # Each row numbers its bodies from 0. The batch's body table numbers the bodies of all episodes.
     body = body_indices + np.repeat(columns.body_starts[:-1], body_counts)
     return Poses(_read_channel(columns, spec, body_counts), body, starts, spec.pose_size)
 
 
 def _read_contacts(columns: _Columns) -> Contacts:
     # Returns the contacts of all episodes. Raises `RecordError` for a wrong number of steps, a null or a wrong index.
-    # `steps` has a list of contacts for each step of all rows; `step_counts` [E] and `present` [E] are for each row.
+    # `steps` has the list of contacts of each step, for all rows. `step_counts` and `present` have one item per row.
     steps, step_counts, present = columns.lists("contacts")
     for episode in np.flatnonzero(present & (step_counts != columns.records)):
         remedy = "Write a list of contacts for each step; the list may be empty."
@@ -419,7 +422,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
 
 def _read_contact_column(columns: _Columns, name: str, contact_counts: Ints) -> NDArray[np.float64]:
     """Return one number per contact, NaN if an episode lacks the column; `contact_counts` has a count per record."""
-    # `steps` has a list of numbers for each step of the rows that have the column.
+    # `steps` has a list of numbers for each step, in the rows that have the column.
     steps, step_counts, present = columns.lists(name)
     is_recorded = np.repeat(present, columns.records)  # one Boolean per record
     is_same_count = (step_counts[present] == columns.records[present]).all() and np.array_equal(
@@ -445,8 +448,8 @@ def _refuse_nan(values: pa.Array, name: str) -> None:
 
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
-    # Returns indices of bodies, with -1 for null. Each must be below its episode's number of bodies, which `bodies`
-    # has for each index. Raises `RecordError` if an index is out of range; `name` is the channel's name.
+    # Returns indices of bodies, with -1 for null. `bodies` has, for each index, the number of bodies of its episode.
+    # Raises `RecordError` for a negative index, or one that is not below this number. `name` is the channel's name.
     if (places.drop_null().to_numpy() < 0).any():
         refuse_field("an index is negative", "Write the held body's index in `bodies`, or `null` without one.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)
@@ -472,7 +475,7 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
-    # Returns numbers as an array with `value` in place of nulls, which `to_numpy` turns into NaN.
+    # Returns numbers as an array with `value` in place of nulls. `to_numpy` first converts nulls to NaN.
     # If there are nulls, the array is of floats.
     # `fill_null` would make pyarrow import all of pandas, which counts against the memory limit.
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)

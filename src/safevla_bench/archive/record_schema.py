@@ -1,7 +1,7 @@
 """The portable format of one episode: JSON as in the paper's Appendix B, with the schema `Trajectory`.
 
 A field of a step, such as `contacts`, must be in every step or in none. A missing field was not measured; an empty list
-of contacts means no contact. A field of poses has the same bodies in every step. Unknown fields are ignored.
+of contacts means no contact. A field of poses has the same bodies in every step. Scoring ignores unknown fields.
 
 The readers of all formats use the limits, the checks and the strict JSON parser of this module.
 """
@@ -45,14 +45,13 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-# JSON types by number of values. The key 0 means any number of values in a row, and for one number per body.
+# JSON types by the number of values. In `_ROW_TYPES`, 0 is any number of values; in `_POSE_TYPES`, one value.
 _ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
 _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
 
 def _field_type(spec: ChannelSpec, of_arms: bool) -> Any:
     # Returns the JSON type of a channel's field in a step; `of_arms` is true for a robot with several arms.
-    # `_ROW_TYPES` and `_POSE_TYPES` map the number of values to a type; 0 = any number in a row, one number in a pose.
     if of_arms and spec.per_arm:  # a list of the numbers, Booleans, or names of bodies (None = no body) of all arms
         return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # computed type
     if spec.is_pose:  # an object that maps the name of each body to its value
@@ -140,12 +139,12 @@ class Budget:
     """Limits the total size of an input's parts to `most` items. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
-        # `most` limits the total size, and `what` names what is counted. `_left` is the rest that may still be spent.
+        # `_left` is the number of items that may still be added.
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:
         """Add the size of a part to the total. Raises `RecordError` if the total exceeds the limit."""
-        self._left -= amount  # how much of the limit `_most` is left; `_what` names what is counted
+        self._left -= amount
         if self._left < 0:
             raise RecordError(f"more than {self._most} {self._what}", remedy=REMEDY_LARGE)
 
@@ -179,7 +178,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     also for repeated keys and lone surrogates, which Python accepts; the error names the episode if an id is found.
     """
 
-    # Raises the error for an invalid text. The id, if the text seems to contain one, helps users to find the episode.
+    # Raises the error for an invalid text. If the text seems to contain an episode's id, the error names this id.
     def refuse(problem: str, remedy: str = _REMEDY_JSON) -> NoReturn:
         raise RecordError(problem, remedy=remedy, place=Place(episode=_search_episode_id(line)))
 
@@ -204,8 +203,8 @@ def parse_json(line: bytes) -> dict[str, object]:
 
 
 def _search_episode_id(line: bytes) -> str | None:
-    # Returns the id in a text that may not be valid JSON, cut to 200 bytes or escapes; None if no id is found.
-    # An id that is cut, by this limit or by the end of the text, ends in "…".
+    # Returns the episode id in a text that may not be valid JSON; None if no id is found.
+    # An id is cut at 200 bytes or escapes, or at the end of the text. An id that was cut ends in "…".
     match = re.search(rb'"episode_id"\s*:\s*"((?:[^"\\]|\\.){1,200})("?)', line)
     if not match:
         return None
@@ -248,7 +247,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
 
 # Host-specific fields are all fields that are not in the schema. They are kept unchanged and ignored by scoring.
 # Host-specific fields are stored as {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}.
-# The keys "3" and "17" are the numbers of a step and a contact in the episode, from 0.
+# The keys "3" and "17" are the numbers of a step and of a contact within the episode, from 0.
 
 
 MAX_DEPTH = 64  # maximum nesting depth of host-specific fields, for reading and for writing
@@ -295,7 +294,7 @@ def list_misspelt(extra: Mapping[str, Any], absent: Mapping[str, frozenset[str]]
 
 @lru_cache(1 << 12)
 def _find_similar(name: str, choices: frozenset[str]) -> list[str]:
-    # Returns a list of the choice that is most similar to the name; [] if no choice is similar enough.
+    # Returns a list with the choice most similar to the name; [] if no choice is similar enough.
     return get_close_matches(name, sorted(choices), n=1, cutoff=0.75)
 
 
@@ -306,8 +305,8 @@ def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
 
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
-    # Returns the host-specific fields unchanged. Raises `RecordError` if a number is not finite or the nesting is too
-    # deep, because such fields cannot be written again.
+    # Returns the fields unchanged. Raises `RecordError` if a number is not finite, or the nesting is too deep.
+    # Such fields could not be written again.
     layer: list[Any] = [extra]  # the objects and lists at one depth; unlike recursion, a loop has no depth limit
     for _ in range(MAX_DEPTH):
         children: list[Any] = []
@@ -325,7 +324,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
     levels. Raises `RecordError` if the text is not strict JSON, or if fields are not grouped by level, step and
     contact. Also raises `RecordError` for a name in the schema, a number that is not finite, and too deep nesting.
     """
-    # The levels "steps" and "contacts" map numbers, which are written as texts, to the fields of a step or contact.
+    # The levels "steps" and "contacts" map the number of a step or contact, as a text, to its fields.
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "only header, steps and contacts are allowed as keys")
     _check_level(extra.get("header", {}), "header")
@@ -333,7 +332,7 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
         numbered = extra.get(level, {})
         _check_rule(isinstance(numbered, dict), f"{level} must be an object that maps numbers to fields")
         for number, fields in numbered.items():  # type: ignore[attr-defined]
-            # A plain number has only digits, without superfluous zeros at the start.
+            # A plain number consists of digits, without extra zeros at the start.
             # Only 20 digits are converted, since converting a long text to an integer is slow.
             is_plain = number.isascii() and number.isdecimal() and number == str(int(number[:20]))
             _check_rule(is_plain and int(number) < count, f"{level} has no {number!r}")
@@ -342,8 +341,8 @@ def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, ob
 
 
 def _check_level(fields: object, level: str) -> None:
-    # Raises `RecordError` unless `fields` is an object without the names that the schema has at this level. A name of
-    # the schema would be ambiguous.
+    # Raises `RecordError` unless `fields` is an object without names that the schema has at this level.
+    # A name of the schema would be ambiguous.
     _check_rule(isinstance(fields, dict), f"the fields of {level} must be an object")
     for name in fields:  # type: ignore[attr-defined]
         _check_rule(name not in _SCHEMA[level], f"{name!r} is a field of the schema, which cannot be host-specific")
@@ -389,7 +388,7 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
     number of bodies in each row of a pose channel. `arms` is the number of the robot's arms.
     """
-    # `spec.shape` has numbers and symbols, such as "n" for the number of records. Other symbols permit any size.
+    # `spec.shape` has numbers and symbols. Symbols without an entry in `size_of_symbol` permit any size.
     size_of_symbol = {"n": records, "n-1": records - 1}
     if spec.is_pose:  # the second axis has one item per body
         size_of_symbol[str(spec.shape[1])] = bodies
@@ -423,8 +422,8 @@ def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], f
 
 
 def _check_contacts(contacts: ContactList, records: int, bodies: int) -> None:
-    # Raises `RecordError` unless all columns have one number per contact, the indices are below the numbers of records
-    # and bodies, and the contacts are in the order of the records.
+    # Raises `RecordError` if columns differ in length, or if an index of a record or body is out of range.
+    # Also raises it if the contacts are not in the order of the records.
     if any(column.shape != (len(contacts.record),) for column in contacts.columns().values()):
         refuse_field("the columns of the contacts differ in length", _REMEDY, "contacts")
     check_places(contacts.record, 0, records, "contacts.step")

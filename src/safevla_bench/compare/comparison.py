@@ -161,14 +161,14 @@ def compare_where_possible(
 def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocols) -> tuple[Compared, str]:
     """Return `compare(True)` and "" if episodes can be paired; otherwise, `compare(False)` and the reason."""
     # The argument of `compare` is whether episodes are paired.
-    # Without protocols (an empty sequence), this condition is false.
+    # Without protocols (an empty sequence), `any` is false.
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
         return compare(True), ""
     except RunError as error:
         reason = error.problem
-    # This call is outside of the `except` block, so that an error of `compare(False)` does not show the first error.
+    # This call is outside of the `except` block, so that a traceback of its errors does not show the first error.
     return compare(False), reason
 
 
@@ -317,7 +317,7 @@ class _SuiteResults:
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
     # Returns the results in each suite in which policies can be compared, and in all suites if there are several.
-    # If `pairs` is None, episodes are not paired, and a task needs to be common to only two policies.
+    # If `pairs` is None, episodes are not paired. Then it is enough that two of the policies ran a task.
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -334,8 +334,8 @@ def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None)
 
 
 def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
-    """Compare the policies in each metric that all have. SR is unknown if a violation stopped an episode.
-    Safety is unknown if a suite has no verdict. In either case, all other metrics are unknown.
+    """Compare the policies in each metric that is known for all of them. SR is unknown if a violation stopped an
+    episode. Safety is unknown if a suite has no verdict. In either case, all other metrics are unknown.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran_to_end = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -352,8 +352,8 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
 
 
 def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
-    # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies. The
-    # scope has the policies' results in one suite, or in all suites.
+    # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies.
+    # `scope` has the policies' results in one suite, or in all suites.
     policies = range(len(scope.members))
     # A standing is one policy's own value and interval.
     standings = (
@@ -363,11 +363,11 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     )
     pairs = np.array(list(combinations(policies, 2)))  # [R, 2]
     measured = scope.measure(pairs, metric, options)
-    # `BOUNDED` has all metrics except P[U|S], for which an episode is unknown if its success or safety is (`CLEAN`).
+    # `BOUNDED` has all metrics except P[U|S]. In P[U|S], an episode is unknown if its success or its safety is unknown.
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    # P[U|S] is the share of unsafe episodes among successes.
-    # P[U|S] has no extremes, because an episode without a value may not be a success. For other metrics, a fill has
-    # the values of the first and second policy's unknown episodes: (0, 1) gives the smallest possible difference.
+    # P[U|S], the share of unsafe episodes among successes, has no extremes: an unknown episode may be a failure.
+    # For other metrics, a fill is a pair: values for the first and for the second policy's unknown episodes.
+    # The fill (0, 1) gives the smallest possible difference.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
     differences = [
@@ -401,11 +401,11 @@ _MAX_TIPPING_POINTS = 10  # limit on the number of pairs of policies whose tippi
 def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     # Returns the value and the interval of the policy with the index `policy`.
     # If there are only two policies, an initial state counts only if both policies have a value in it.
-    # With more policies, `other` is the policy itself, which leaves out no initial state.
+    # With more policies, `other` is the policy itself, so that no initial state is left out.
     other = 1 - policy if len(pairs.results) == 2 else policy
     means, is_single = pairs.state_means((policy, other), metric)
     is_counted = bool(METRICS[metric].unit) and is_single  # the metric is a rate, and each state has one episode
-    # The means are both the values and the means per start; without weights (None), all have equal weight.
+    # Here, the values are the means per start. All starts have equal weight (None).
     return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
 
 
@@ -428,8 +428,8 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
     """Yield each policy's value and interval. Only tasks in which all policies have a value are counted."""
     by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
-    # A sample has a policy's values in one task. Its `by_start` has, for each initial state, the mean of the values and
-    # the share of the task's values; it is clustered if some state has several values.
+    # A sample has a policy's values in one task. `by_start.means` has the mean value in each initial state.
+    # `by_start.shares` has each state's share of the task's values. `is_clustered`: a state has several values.
     for member, values in zip(scope.members, by_policy, strict=True):
         samples = [values[task] for task in shared]
         pooled = np.concatenate([np.zeros(0), *(sample.values for sample in samples)])
@@ -459,9 +459,9 @@ def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference
     a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
     p-values of rates of paired episodes. Holm's rule adjusts all other p-values.
     """
-    # `measured` may assume values for unknown episodes. A pair without a difference of `known_differences` is ignored.
-    # `by_task` and `by_state` have each pair's differences by task and by state; `by_state` is None except for rates of
-    # paired episodes.
+    # `measured` may assume values for unknown episodes. A pair whose known values give no difference is ignored.
+    # `by_task` and `by_state` have each pair's differences by task and by initial state.
+    # Only for rates of paired episodes, `by_state` is not None.
     # One row for each pair of policies: the p-value for these tasks, and for tasks like these.
     columns = [[difference.p_value, difference.p_by_task] for difference in measured.differences]
     # As a float, a missing p-value (None) is NaN.
@@ -529,7 +529,7 @@ def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], difference: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
     """Return how many of the better policy's unknown episodes may be bad, whichever they are, with the same verdict."""
-    # None if even 0 change the verdict, or if several unpaired episodes have the same start. `pair` has indices.
+    # Returns None if the verdict changes even without bad episodes, or if unpaired episodes have the same start.
     # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     is_first_leading = ((difference.difference or 0.0) > 0) == (best == 1.0)
@@ -570,7 +570,7 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
     """Return policy -> its best and worst possible rank, from the verdicts on these tasks for all pairs of policies."""
-    # At first, each policy can have any rank; each verdict then excludes one rank for each of its two policies.
+    # At first, each policy can have any rank. Each verdict then excludes one rank for each of the two policies.
     ranks = {policy: [1, len(policies)] for policy in policies}
     for difference in differences:
         better, first, second = difference.better, difference.first, difference.second

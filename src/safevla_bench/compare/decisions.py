@@ -78,7 +78,7 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[VariantRanking, ...]
     paired: bool
     confidence: float
-    unpaired: str = ""  # the reason why episodes are not paired; "" if they are
+    unpaired: str = ""  # the reason why episodes are not paired; "" if they are paired
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
@@ -176,7 +176,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_met(self) -> bool:
         """True if the estimates satisfy all conditions. Estimates count an unknown episode as the worst case."""
-        # `value` is the outcome for the metric to maximize. Each row is the outcome of one condition (its `gate`), and
+        # `value` is the outcome for the metric to maximize. Each row is the outcome of one condition (its `gate`).
         # `worst` is the estimate; None = unknown.
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
@@ -336,8 +336,8 @@ def _compare_best(
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
     # Returns the number of episodes per task that detects the measured difference.
-    # Returns None if the difference is too small, or if episodes are not paired. `only_first` and `only_second` are the
-    # numbers of pairs of episodes in which only one policy has the metric's outcome; None = unknown.
+    # Returns None if the difference is too small, or if episodes are not paired.
+    # `only_first` and `only_second` count the pairs in which only one policy has the metric's outcome; None = unknown.
     rate_difference = abs(measured.difference or 0.0)
     if (
         rate_difference < LEAST_DIFFERENCE
@@ -430,9 +430,9 @@ def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) ->
 def _pair_with_baseline(
     result: PolicyResults, baseline: PolicyResults, per: GateScope
 ) -> Iterator[tuple[PairedResults, str | None]]:
-    # This function pairs the episodes of a policy with the episodes of its baseline.
-    # If `per` is "cell", the function yields the pairs of each suite with the suite's name. Otherwise, it yields the
-    # pairs of all suites with None.
+    # Pairs the episodes of a policy with the episodes of its baseline.
+    # If `per` is "cell", yields the pairs of each suite, and the suite's name.
+    # Otherwise, yields the pairs of all suites, and None.
     results = (result, baseline)
     require_one_simulator(results)
     try:
@@ -468,7 +468,7 @@ def _decide_gate(
     extremes = [measure(fill) for fill in ((0.0, 1.0), (1.0, 0.0))] if unknown_n else [measured, measured]
     bounds = [extreme.ci for extreme in extremes]
     if each_confidence is None:
-        # Without a confidence, the point estimates take the place of the intervals.
+        # Without a confidence, both ends of an interval are the point estimate.
         estimates = [extreme.difference for extreme in extremes]
         bounds = [None if estimate is None else (estimate, estimate) for estimate in estimates]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)

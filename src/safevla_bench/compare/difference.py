@@ -57,7 +57,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None = None
     """Mean difference over initial states of equal weight; if episodes are not paired, over tasks of equal weight."""
     ci: Bounds | None = None
-    excludes_zero: bool = False  # True if `p_value` is significant; `ci` then excludes 0; an end at 0 is not part of it
+    excludes_zero: bool = False  # True if `p_value` is significant; then 0 is not in `ci`, even if an end of `ci` is 0
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Number of pairs in which both policies finished and have a value; null if episodes are not paired."""
@@ -65,7 +65,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     extremes: Bounds | None = None
     """The smallest and largest difference that unknown values allow. Null without unknown values, and for P[U|S]."""
     p_at_extremes: float | None = None
-    """The larger p-value of the two `extremes`; 1 if either sign differs from `difference`. Null if all is known."""
+    """The larger p-value of the `extremes`; 1 if one of them and `difference` differ in sign. Null if all is known."""
     p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, but from the tests for tasks like these
     tipping: int | None = None
     """The largest number k of unknown episodes of the better policy that may be bad without a change of the verdict,
@@ -142,8 +142,8 @@ def paired_difference(
     """Return the difference of two policies, whose indices are `pair`, over the initial states of all `parts` together.
     `fill` has one value for each of the two policies, which replaces its unknown values; None = leave these out.
     """
-    # For each part: the first policy's value minus the second's in each initial state, [1, states]; and whether each
-    # policy has just one episode per state, [1]
+    # `gaps` of each part: the first policy's value minus the second's in each initial state, [1, states].
+    # `single_by_part`: whether each policy has just one episode per state, [1] for each part.
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     # Tasks are numbered across all parts; `places` has the index of each state's task.
     numbered_tasks = (part.tasks for part in parts)
@@ -176,8 +176,8 @@ def paired_differences(
     is_known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     # [N, K]: 1 if the state belongs to the task, else 0
     in_task = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
-    # For each pair of policies and task, [R, K]: sum of gaps, number of states, and number of states in which the first
-    # policy has the larger value (won) or the smaller value (lost)
+    # For each pair of policies and task, [R, K]: the sum of gaps, and the number of states.
+    # `won` and `lost` count the states in which the first policy has the larger or the smaller value.
     sums, sizes, won, lost = (by_state @ in_task for by_state in (filled, is_known, filled > 0, filled < 0))
     is_rate, counts = bool(METRICS[metric].unit), [won, lost, sizes]  # counts of states by task, [R, K] each
     # McNemar's test counts wins and losses, so it needs differences that are all -1, 0 or 1.
@@ -235,8 +235,8 @@ def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[In
 
 def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
     # Joins the results of all groups in the order of the rows. A row is a pair of policies.
-    # Each group consists of row indices and a function that tests these rows: it gets the indices, and its result has
-    # one p-value and one interval for each row.
+    # Each group consists of row indices and a function that tests these rows.
+    # The function gets the indices, and its result has one p-value and one interval for each row.
     tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([result for _, result in tested])
@@ -268,8 +268,8 @@ def unpaired_differences(
     """
     # Several pairs share a policy, so compute the sums of each policy only once. Equal ids mean the same values.
     sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
-    # For the first and the second policy of each pair, [R, K]: sum of the values in each task, number of values, and
-    # whether several values have the same start
+    # For the first and the second policy of each pair: three arrays [R, K], with one item per task.
+    # They are the sum of values, the number of values, and whether several values have the same start.
     (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
         (np.array(column) for column in zip(*(sums_by_id[id(values)] for values in side), strict=True))
         for side in sides
@@ -343,8 +343,8 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    # Returns three arrays [K], with one item per task: the sum of one policy's values, the number of its values, and
-    # whether several values have the same start. Tasks without a value have 0, 0 and False.
+    # Returns three arrays [K] for one policy's values in each task: sum, number, and whether several share a start.
+    # Tasks without a value have 0, 0 and False.
     samples = [values.get(task) for task in tasks]
     return (
         np.array([0.0 if sample is None else sample.values.sum() for sample in samples]),
@@ -394,7 +394,7 @@ def _test_tasks(
         p_without = test(rows[retested], is_kept).p_value
         loses_significance[retested, left_out] = ~intervals.is_significant(p_without, options.confidence)
     is_decisive = np.take_along_axis(loses_significance, order, axis=1)
-    # If leaving out some task changes the sign, leaving out the first task in `order` (column 0) does.
+    # If leaving out some task changes the sign, leaving out the first task in `order` (column 0) changes it.
     is_decisive[:, 0] |= changes_sign & (task_counts > 1)
     # The task whose removal changes the sign or makes the difference insignificant; -1 if there is none
     decisive_task = np.where(
@@ -437,7 +437,7 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
-        rows = np.flatnonzero(mask_indices.ravel() == k)  # NumPy's version decides the shape of `mask_indices`
+        rows = np.flatnonzero(mask_indices.ravel() == k)  # the shape of `mask_indices` depends on NumPy's version
         if mask.sum() > 1:
             task_sums, task_weights = (side[np.ix_(rows, mask)] for side in (sums, weights))
             test = significance.flip_task_means(task_sums / task_weights, task_weights, confidence)
@@ -535,8 +535,8 @@ class _BoundedMeans:
     """Gaffke's intervals of means over tasks of equal weight, and MOVER intervals of the differences of two means."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
-        # `_known` is a cache with values of the shape [3, levels]: the mean, and its distances from the lower and the
-        # upper end of the interval, for each level of confidence.
+        # `_known` is a cache of arrays [3, levels]. For each level of confidence, an array has three numbers:
+        # the mean, and its distances from the lower and the upper end of the interval.
         # Keys of `_known` consist of the id of a policy's values, the mask of kept tasks as bytes, and `only_side`.
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
 
@@ -579,10 +579,10 @@ class _BoundedMeans:
     def _measure(
         self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], quantiles: Floats, *, only_side: bool
     ) -> None:
-        # Measures the means of the policies in `wanted` that the cache `_known` lacks, and adds them. `wanted` maps a
-        # key to a policy's values by task and the mask of kept tasks. `quantiles` determine the levels of the
-        # intervals. The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
-        # `only_side` determines which levels the caller needs, so it is part of the cache's keys.
+        # Measures the means in `wanted` that the cache `_known` lacks, and adds them to the cache.
+        # `wanted` maps a key to a policy's values by task and the mask of kept tasks.
+        # `quantiles` determine the levels of the intervals. `only_side` is part of the cache's keys.
+        # The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
         kept_samples = [
             [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]

@@ -105,8 +105,8 @@ class PairedResults:
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
-        # The cache has the values of all policies, so that each metric is computed once. `places` [policies, K] has the
-        # index of each planned episode in each policy's results; it is negative if the policy did not finish it.
+        # The cache has the values of all policies, so that each metric is computed once.
+        # `places` [policies, K] has each planned episode's index in each policy's results; negative = not finished.
         if metric not in self._values_by_metric:
             table = self._values_by_metric[metric] = np.full(self.places.shape, np.nan)
             for row, result, indices in zip(table, self.results, self.places, strict=True):
@@ -173,7 +173,7 @@ class PairedResults:
     def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
         """Average the known values, [R, K], in each of `N` states. Return means and numbers of values, each [R, N]."""
         order = np.argsort(self._state_indices, kind="stable")
-        # The positions in `order` at which the episodes of another state begin; `prepend=-1` includes the first state.
+        # The positions in `order` at which the next state's episodes begin; `prepend=-1` includes the first state.
         group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
         is_known = ~np.isnan(values[:, order])
         if len(group_starts) == len(order):  # one episode per state
@@ -251,8 +251,8 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 def _require_same_episodes(
     results: Sequence[policy_results.PolicyResults], planned: Sequence[set[PairKey]], *, across_seeds: bool
 ) -> None:
-    # Raises `RunError` if a policy did not plan an episode that another policy planned. If `across_seeds`, only the
-    # initial states are compared.
+    # Raises `RunError` if a policy did not plan an episode that another policy planned.
+    # If `across_seeds`, only the initial states are compared.
     states = [{key.state for key in keys} for keys in planned]
     # The keys of each policy that every other policy must have, too.
     required = states if across_seeds else planned
@@ -284,8 +284,8 @@ def _require_same_starts(paired: PairedResults) -> None:
     that one of the two did not finish is not checked. If initial states are paired, starts are compared by state.
     """
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
-    # `_START_FIELDS` has a reader for each field that determines an episode's start. The error names the first
-    # difference.
+    # `_START_FIELDS` has a reader for each field that determines an episode's start.
+    # The error names the first difference.
     for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
     for task, (shortest_s, longest_s) in _dt_by_task(paired):
@@ -338,7 +338,7 @@ def _describe_differences(
 
 
 _PROTOCOL_REMEDY = "Roll out both policies under one protocol, and create RoboCasa kitchens as `safevla eval` does."
-# Name -> a function that reads a field of an episode. The fields and the initial state determine how the episode runs.
+# Name -> a function that reads a field of an episode. These fields and the initial state determine an episode's course.
 _START_FIELDS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
@@ -364,8 +364,8 @@ def _values_by_start(
     paired: PairedResults, policy: int, read: Callable[[policy_results.PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
     # Returns the values of a field by episode, or by initial state if initial states are paired.
-    # Unknown values are left out. Several values of one initial state are joined to one text. `policy` is an index, and
-    # `read` gets the policy's results and an episode's header.
+    # Unknown values are left out. Several values of one initial state are joined to one text.
+    # `policy` is an index. The arguments of `read` are the policy's results and an episode's header.
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, index in zip(paired.keys, paired.places[policy], strict=True):
         # An empty text is an unknown value; a negative index is an episode that the policy did not finish.

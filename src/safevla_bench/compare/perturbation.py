@@ -86,7 +86,7 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Return change (or `CONTROL`, if a suite was run twice) -> pairs of results without and with it, one per suite."""
+    """Map each change to pairs of results without and with it, one pair per suite. A second run is `CONTROL`."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
@@ -174,7 +174,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
 
 
 def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_seed: bool) -> Sides:
-    # This function keeps the episodes whose initial states were planned both with and without the change.
+    # Keeps the episodes whose initial states were planned both with and without the change.
     # A variant of a task counts as the unchanged task.
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
@@ -245,7 +245,7 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     """Yield the effect of each filter that changed actions, compared with an unfiltered policy.
 
-    Of several unfiltered policies, the one whose name shares the longest prefix with the filtered policy's is used.
+    If several policies are unfiltered, the one whose name shares the longest prefix with the filtered policy is used.
     Yields nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
     """
     # For each policy: its name, and its counts of actions and of changed actions, summed over its episodes.

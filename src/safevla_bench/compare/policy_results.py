@@ -201,8 +201,8 @@ def split_by_policy(
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of each policy if they have no suite in common, such as a policy's runs on two hosts.
 
-    All sources of a policy stay separate if any two have a common suite (lost episodes count, too), if protocols
-    differ, or if a search chose the initial states of only some suites. Policies keep the order of appearance.
+    A policy's sources stay separate if two of them have a common suite (lost episodes count, too), if protocols differ,
+    or if a search chose the initial states of only some suites. Policies are in order of first appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
@@ -306,10 +306,11 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     if code_difference := find_other_code(results):
         yield f"The policies were recorded by different code: {code_difference}."
-    # Archives do not say which code recorded them. If no source does, this is not worth a caveat.
+    # Archives do not say which code recorded them. If all sources are archives, no caveat about this is needed.
     unknown_code = [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
     if unknown_code and any(result.code for result in results):
-        yield f"Unknown code, which may differ from the code of other policies, recorded {', '.join(unknown_code)}."
+        names = ", ".join(unknown_code)
+        yield f"The code that recorded {names} is unknown, and may differ from the code of other policies."
     for result in results:
         yield from (f"{result.name}: {clause}" for clause in result.left_out_clauses)
     versions = [result.versions for result in results]

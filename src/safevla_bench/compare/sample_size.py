@@ -79,8 +79,8 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     def _assumption(self) -> str:
         # Returns the part of a sentence that says how the outcomes are assumed to vary between tasks and pairs.
         request = self.request
-        # `discordant` is the share of pairs of episodes in which the policies have different outcomes. The request's
-        # share is None if the user did not state one; then the plan's share follows from independent outcomes.
+        # `discordant` is the share of pairs of episodes in which the policies have different outcomes.
+        # If the user did not state this share, the request's share is None, and the plan assumes independent outcomes.
         spread_text = f"varies between tasks by {format_compact(100 * request.task_spread)} points (standard deviation)"
         effect_text = f"the difference {spread_text if request.task_spread else 'is the same in each task'} and "
         note = "" if request.discordant else " (for independent outcomes; to change this, --assume discordant=SHARE)"
@@ -92,8 +92,8 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     """Return the number of episodes per policy and task that detects the difference.
 
     Raises:
-        SafevlaError: the difference is too small to plan for, no rate from 0 to 1 differs from the baseline by the
-            difference, `discordant` is smaller than the difference, or a number is not a fraction from 0 to 1.
+        SafevlaError: the difference is too small, or both possible rates are outside 0 to 1. Also for `discordant`
+            below the difference, for other numbers that are not fractions from 0 to 1, and for less than one task.
     """
     _check_request(request)
     baseline, difference = request.baseline, request.difference
@@ -101,7 +101,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     if not rates:
         problem = f"no rate from 0 to 100 % differs by {100 * difference:g} points from {100 * baseline:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
-    # Of the two possible rates, assume the one nearer to 50 %, which needs more episodes.
+    # If two rates are possible, assume the one nearer to 50 %, which needs more episodes.
     other_rate = min(rates, key=lambda rate: abs(rate - 0.5))
     # The share of pairs in which independent outcomes with these two rates differ
     independent_share = baseline + other_rate - 2 * baseline * other_rate
@@ -122,11 +122,11 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 def _plan_episodes_and_tasks(
     request: SampleSizeRequest, discordant: float, spread: float
 ) -> tuple[int | None, int | None]:
-    # Returns the number of episodes per task (None = no number is enough) and the least number of tasks (None = even a
-    # million tasks are too few).
+    # Returns the number of episodes per task; None = no number is enough.
+    # Also returns the least number of tasks; None = even a million tasks are too few.
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
-    # `discordant` is the share of pairs in which the policies differ, and `spread` the standard deviation between tasks
-    # of the true difference.
+    # `discordant` is the share of pairs in which the policies differ.
+    # `spread` is the standard deviation, between tasks, of the true difference.
     if tasks == 1:
         pairs_needed = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
         return pairs_needed, 1
@@ -189,11 +189,11 @@ def flip_power(
     if tasks <= _SIMULATED_TASKS:
         # [simulations, tasks]: simulated sums of the differences in each task
         sums = np.rint(episodes * abs(difference) + sum_deviation * _normal_draws(tasks))
-        # If the total of a subset of tasks is at most 0, flipping the subset's signs does not reduce the sum.
+        # A flip of the signs of some tasks does not reduce the sum over all tasks if these tasks' total is at most 0.
         # The matrix has a column for each subset, with 1 for the tasks in the subset.
         subset_totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
-        # The two-sided p-value is twice the share of subsets, and the power is the share of simulations with a
-        # significant one.
+        # The two-sided p-value is twice the share of such subsets.
+        # The power is the share of simulations with a significant p-value.
         return float((2 * (subset_totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
     from scipy.special import nctdtr, stdtrit
 
@@ -205,8 +205,8 @@ def flip_power(
 
 @lru_cache(maxsize=4)
 def _normal_draws(tasks: int) -> Floats:
-    # Returns fixed standard normal random numbers, [simulations, tasks], so that a larger number of episodes is
-    # simulated with the same draws. The array is cached, so it must not be changed.
+    # Returns fixed standard normal random numbers, [simulations, tasks]. All numbers of episodes use the same draws.
+    # The array is cached, so it must not be changed.
     draws: Floats = np.random.Generator(np.random.PCG64(0)).standard_normal((_REPLICATES, tasks))
     draws.flags.writeable = False
     return draws
@@ -233,8 +233,8 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     # Mid-p-value of this count: only half of the probability of the count itself is included
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)
-    # The probability of a significant result, for each number of discordant pairs: the better policy wins rarely, or
-    # the worse policy does
+    # For each number of discordant pairs: the probabilities of the two significant results.
+    # In the first, the better policy wins rarely; in the second, the worse policy wins rarely.
     tails = [
         np.where(rarer_counts >= 0, bdtr(np.maximum(rarer_counts, 0), pair_counts, rate), 0.0)
         for rate in (winning_share, 1 - winning_share)

@@ -210,8 +210,8 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
             raise RunError(problem, remedy="Name the run by a number, such as `1000=runs/x`, or leave it out.")
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
-        # A member is a pair: the number in the run's name, and the run's results. `tasks` has a (suite, task) per
-        # episode.
+        # A member is a pair: the number in the run's name, and the run's results.
+        # `tasks` has the (suite, task) of each episode.
         members.sort(key=lambda member: member[0])
         first_name, first_tasks = members[0][1].name, set(members[0][1].tasks)
         if len(members) < 2:
@@ -245,8 +245,7 @@ def _make_curve(
         if result is not first:
             with suppress(RunError):  # if the run cannot be compared with the first, it has no gains
                 comparison, unpaired = compare_where_possible([result, first], options, protocols=protocols)
-                # The last scope covers all compared suites. It has one difference for each metric: this run minus the
-                # first.
+                # The last scope covers all compared suites. It has one difference per metric: this run minus the first.
                 gains = {METRICS[row.metric]: row.differences[0] for row in comparison.scopes[-1].metrics}
                 paired = paired and not unpaired
         n, numbers = int(result.is_counted.sum()), _measure_run(result, intervals)
@@ -330,9 +329,9 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
 
 
 def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    # Returns the caveats of one series as sentences. `members` are pairs of the number in a run's name and the run's
-    # results. `curves` has the curves of all series; this series' curves begin with its first run,
-    # unless that run has no episode in the suite.
+    # Returns the caveats of one series as sentences. `curves` has the curves of all series.
+    # `members` are pairs of the number in a run's name and the run's results.
+    # A curve begins with its series' first run, unless that run has no episode in the suite.
     results = [result for _, result in members]
     # For each run, how many episodes begin in each initial state of each task
     start_counts = [

@@ -90,7 +90,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
-        return entries.make_entry_policy(spec, arguments, make_policy)  # calls `make_policy` for a server's kind
+        return entries.make_entry_policy(spec, arguments, make_policy)  # calls `make_policy` for each server's client
     # `NAME:` passes the empty text, and `NAME` passes None.
     policy: Policy = POLICIES.make(name, arguments, arg if colon else None)
     missing = [attribute for attribute in ("wants", "reset", "act", "close") if not hasattr(policy, attribute)]

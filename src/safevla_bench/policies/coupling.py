@@ -75,7 +75,7 @@ class _MotionFilter(FilterBase):
     _still: Action
 
     def reset(self, task: Task, seed: int) -> None:
-        # Store the host's action for holding still, [A]. A number that is 0 in it commands motion in other actions.
+        # Store the host's action for holding still, [A]. Its zeros are at the indices that command motion.
         self._still = np.array(task.still)
 
 
@@ -147,7 +147,7 @@ class DistanceBarrier(_MotionFilter):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move_m)
                 move_m = move_m + max(0.0, shortfall_m) * normal
-        if np.array_equal(move_m, policy_move_m):  # the computation below would change digits by rounding
+        if np.array_equal(move_m, policy_move_m):  # the result below would differ from `action` by rounding errors
             return action
         return np.concatenate([np.clip(base_axes.T @ move_m / self.unit_m, -1, 1), action[3:]])
 
@@ -164,13 +164,13 @@ def _place_boxes(scene: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """For all `G` pairs of a box in `ours` and a box in `others`, return the distances [G] in m and the unit normals
-    towards the box in `ours`, [G, 3], in the common frame of all boxes. The method is alternating projections (Cheney
-    and Goldstein 1959). If boxes overlap, the distance is 0, and the normal points along the line of their centers.
+    """Return two arrays for all `G` pairs of a box in `ours` and a box in `others`: the distances [G] in m, and the
+    unit normals towards the box in `ours`, [G, 3]. All boxes share a frame. The method is alternating projections
+    (Cheney and Goldstein 1959). If boxes overlap, the distance is 0, and the normal is along the line of their centers.
     """
     # The indices of the two boxes of each pair, [G] each.
     our_index, other_index = np.indices((len(ours.center_m), len(others.center_m))).reshape(2, -1)
-    # Project a point of one box onto the other and back; the two points converge to the nearest points, [G, 3].
+    # Project a point of one box onto the other box and back. The points converge to the boxes' nearest points, [G, 3].
     our_points = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
         other_points = _project_onto_boxes(our_points, others, other_index)
@@ -178,7 +178,7 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     offsets = our_points - other_points
     gaps_m = np.linalg.norm(offsets, axis=1)
     gaps_m[gaps_m < _TOUCHING_M] = 0.0
-    # Boxes that overlap have no direction between nearest points; use that between the centers.
+    # For boxes that overlap, the nearest points coincide, so use the direction between the boxes' centers.
     directions = np.where(gaps_m[:, None] > 0, offsets, ours.center_m[our_index] - others.center_m[other_index])
     return gaps_m, directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TOUCHING_M)
 
@@ -189,7 +189,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
     centers, axes = boxes.center_m[box_index], rotation_axes(boxes.quat_wxyz)[box_index]
-    # In a box's frame, clipping gives the nearest point. Indices: g for pairs, i for world axes, j for box axes.
+    # In a box's frame, clipping gives the nearest point. Einsum indices: g = pair, i = world axis, j = box axis.
     local = np.einsum("gij,gi->gj", axes, points - centers)
     half_extents = boxes.half_extents_m[box_index]
     return np.asarray(centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents)))
@@ -197,7 +197,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 def hold(still: Action, action: Action) -> Action:
     """Stop the arm: return `action` with 0 for each number that is 0 in `still`. Other numbers are kept."""
-    # The numbers that are 0 in `still`, the host's action for holding still, are motions. Others control the gripper.
+    # `still` is the host's action for holding still. Its zeros are motion commands; other numbers control the gripper.
     return np.where(still == 0, still, action)
 
 
@@ -272,7 +272,7 @@ class FilteredEnv(HostEnv):
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
         # Return the observation for the policy, and whether the host reports success. `_verdicts` holds the margins.
         executed = self._check_action(self._filter.filter(self._observation, action.copy(), self._verdicts))
-        is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0; then the policy's own bytes are executed
+        is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0, which is not a change
         self._observation, success = self._env.step(executed if is_changed else action)
         self._policy_actions.append(action)
         self._any_changed = self._any_changed or is_changed
@@ -285,7 +285,7 @@ class FilteredEnv(HostEnv):
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
-        # The batch's `action` holds the executed actions; `policy_action` is added for the actions of the policy.
+        # The batch's `action` holds the executed actions. The policy's actions are added as `policy_action`.
         return add_rows(batch, POLICY_ACTION, np.stack(self._policy_actions)) if self._any_changed else batch
 
     def latest(self) -> Batch:
@@ -332,7 +332,7 @@ class FilteredEnv(HostEnv):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The delay of each answer, in control steps or in milliseconds. If both are None, it is the inference time."""
+    """The delay of each answer, in control steps or in ms. If both fields are None, the delay is the inference time."""
 
     steps: int | None = None
     ms: float | None = None
@@ -364,7 +364,7 @@ class DelayedPolicy:
         """Wrap a policy. `dt_s` is the duration of a control step in seconds."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
-        # Per query: the duration of `act` in seconds, and the delay in control steps.
+        # For each query: the duration of `act` in seconds, and the answer's delay in control steps.
         self._measured_s: list[float] = []
         self._lags: list[int] = []
 
@@ -383,8 +383,8 @@ class DelayedPolicy:
     @property
     def looks_next(self) -> bool:
         """Whether the next `act` may query the policy, and so may need the images of its observation."""
-        # `_answer` is the answer to the last query if it has not been used yet; it arrives at the step `_due_step`.
-        # `act` queries again once it has arrived or, without a waiting answer, when few actions are left.
+        # `_answer` is an answer that has not been used yet. It arrives at the step `_due_step`.
+        # `act` may query once this answer has arrived. If no answer is expected, it queries when few actions are left.
         may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
         # Only a `SelectivePolicy` says whether it needs the next images; any other policy may always need them.
         return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
@@ -405,7 +405,7 @@ class DelayedPolicy:
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
         self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] = no answer is expected
-        # a pair of indices: of an action's chunk, and of the action in the chunk; None = no single chunk has the action
+        # The next three are pairs: the index of an action's chunk, and the action's index in it. None = no such chunk.
         self._answer_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_answer`
         self._next_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_chunk`
         self.chunk_step: tuple[int, int] | None = None  # chunk and index of the last returned action
@@ -415,9 +415,9 @@ class DelayedPolicy:
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
-        # A query is made only while no answer is expected; its answer arrives after the delay, maybe in a later call.
-        # `_executed` counts the actions since the last query. `chunk_step` is the returned action's place: the indices
-        # of its chunk and of the action in the chunk, or None.
+        # Query only if no answer is expected. The answer arrives after the delay, maybe in a later call of `act`.
+        # `_executed` counts the actions since the last query.
+        # `chunk_step` is a pair: the index of the returned action's chunk, and the action's index in it; or None.
         self._receive_answer()
         if not self._answer and self._is_chunk_ending():
             self._query_policy(observation)
@@ -437,14 +437,14 @@ class DelayedPolicy:
 
     def _is_chunk_ending(self) -> bool:
         # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer.
-        # `count_steps` uses the expected duration only if delays are measured: that of the last answer, at first 0.
+        # The expected delay is that of the last answer, at first 0; `count_steps` ignores it if the delay is fixed.
         # `_lags` holds the delays of all answers in control steps, and `_chunk` the remaining actions.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
 
     def _query_policy(self, observation: Observation) -> None:
         # Query the policy. Store the actions of its answer, and the step at which the answer arrives.
-        # Also store the chunk of the first of these actions, and the action's index in this chunk.
+        # `_answer_origin` is the chunk of the answer's first action, and this action's index in the chunk.
         began = time.perf_counter()
         self._answer = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
@@ -456,16 +456,16 @@ class DelayedPolicy:
         self._due_step, self._executed = self._step + self._lags[-1], 0
 
     def _receive_answer(self) -> None:
-        # If an answer is due, replace the rest of the current chunk by it. An empty `_answer` = none is expected.
+        # If an answer is due, it replaces the rest of the current chunk. If `_answer` is empty, no answer is expected.
         if self._answer and self._due_step <= self._step:
-            # The answer begins at the query's step. Skip its actions for steps since then, but keep at least one.
+            # The answer begins at the query's step. Skip its actions for steps since then, but keep the last action.
             skip_count = min(self._executed, len(self._answer) - 1)
             self._chunk, self._answer = deque(self._answer[skip_count:]), []
             self._next_origin = _advance_origin(self._answer_origin, skip_count)
 
 
 def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
-    # Return the pair (chunk, index in the chunk) for the action `steps` later in this chunk; None stays None (unknown).
+    # Return the pair (chunk, index in the chunk) of the action that is `steps` later in the chunk; None stays None.
     return None if origin is None else (origin[0], origin[1] + steps)
 
 
@@ -487,11 +487,11 @@ class Coupling:
 
 
 class Coupler:
-    """Connects a policy to environments through its filter and delay."""
+    """Connects a policy to environments through the policy's filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
         """Make the filter, and a monitor that uses `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
-        # `coupling` holds the filter and the delay as texts, or None. `rules` are the specifications of the margins.
+        # `coupling` holds the filter and the delay as texts, or None. Margins refer to the specifications `rules`.
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
@@ -504,12 +504,12 @@ class Coupler:
         """Raise `PolicyError` if the policy is a replay, or if the host lacks something that the filter needs. For a
         policy whose actions are poses, raise it also if there is a delay, or a filter that cannot change poses.
         """
-        # `name` is the policy in errors; `supports` are the abilities of the host.
+        # `name` is the policy's name in errors. `supports` lists what the host can do.
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
-        # `unit_m` is how far [m] an action of 1 moves the hand; a host's is None if this varies. Filter and host must
-        # agree. In a user's filter, an attribute of this name may mean something else.
+        # `unit_m` is the distance [m] by which an action of 1 moves the hand; None for a host in which it varies.
+        # Filter and host must agree. The attribute `unit_m` of a user's filter may be something else.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
             distance, remedy = "varying distances", "Take speed-cap."
@@ -525,7 +525,7 @@ class Coupler:
         self.extend_wants(name, policy.wants)  # raises the errors for poses
 
     def extend_wants(self, name: str, wants: Wants) -> Wants:
-        # Return `wants`, with the simulator's state if the filter reads this state. `name` is the policy in errors.
+        # Return `wants`, and add the simulator's state if the filter reads it. `name` is the policy's name in errors.
         # Raise `PolicyError` if the actions are poses, and there is a delay or a filter that cannot change poses.
         # Some servers do not declare that their policy outputs poses until the client connects.
         if wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):

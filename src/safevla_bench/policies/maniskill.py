@@ -31,7 +31,7 @@ class _PlannerEnv:
         self.actions: list[Action] = []  # the executed joint changes, [8] each
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for attributes that the wrapper lacks; they are those of the wrapped environment.
+        # Return an attribute of the wrapped environment. Python calls this method if the wrapper lacks the attribute.
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:

@@ -125,7 +125,7 @@ def orient_images(observation: interface.Observation, orientation: str) -> inter
     """Turn an observation's upright images to `orientation`, one of `ORIENTATIONS`. Return the observation unchanged if
     the orientation is `upright`, or if there are no images.
     """
-    # An orientation is what the policy's model was trained with, such as MuJoCo's images, which are upside down.
+    # The orientation is that of the model's training images. MuJoCo's raw images, for example, are upside down.
     # Images that were not rendered cannot be read.
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
@@ -241,9 +241,9 @@ class LerobotModel(ChunkModel):
         seeded: Callable[[int], object],
         rotate: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
     ) -> None:
-        # The saved processors: `before` prepares a batch for the policy, and `after` makes an array from its action.
-        # `tensor` makes a PyTorch tensor of an array, and `seeded` seeds PyTorch. `rotate` converts a quaternion xyzw
-        # [4] to an axis-angle [3]; None = keep the axis-angle that the dialect computes.
+        # `before` prepares a batch for the policy, and `after` converts the policy's action to an array.
+        # `tensor` converts an array to a PyTorch tensor, and `seeded` seeds PyTorch.
+        # `rotate` converts a quaternion xyzw to an axis-angle [3]; None = keep the axis-angle of the dialect.
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
         self._make_tensor, self._seed_torch, self._rotate = tensor, seeded, rotate
@@ -259,10 +259,10 @@ class LerobotModel(ChunkModel):
     def query(self, observation: interface.Observation) -> Reply:
         # Return the next action [1, A] in a map with the key `action`, in the format of servers' replies.
         request = self.dialect.build_request(observation)
-        # Replace the rotation in the state by that of PyTorch, as in LeRobot, because NumPy rounds differently.
+        # Replace the axis-angle in the state by the one that PyTorch computes, as in LeRobot. NumPy rounds differently.
         if self._rotate is not None and any(_ROTATION_PART in field.state for field in self.dialect.fields):
             quat_xyzw = observation.eef_quat_wxyz[[1, 2, 3, 0]]
-            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(quat_xyzw)  # numbers 0 to 2 are a position
+            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(quat_xyzw)  # [0:3] is a position
         batch = {key: self._to_tensor(value) for key, value in request.items()}
         # `_before` and `_after` are the policy's saved pre- and post-processor.
         return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
@@ -296,7 +296,7 @@ def make_lerobot(
     action_count = None
     if n_action_steps is not None:  # other texts become 0, which `_load_policy` refuses
         action_count = int(n_action_steps) if n_action_steps.isdecimal() else 0
-    # The model returns single actions, so each "chunk" of this policy has one action; None = execute all of it.
+    # The model returns single actions, so each chunk of this policy has one action, and no `replan` (None) is needed.
     return ChunkedPolicy(_load_policy(arg, device, chosen, action_count), None)
 
 

@@ -64,7 +64,8 @@ class Replay:
         """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
         exactly one episode matches, its actions do not fit the task, or its start is unknown.
         """
-        # The result's `recorded` names the episode, which `cue` then selects. `ending` is the outcome without success.
+        # The result's `recorded` names the episode, which `cue` then selects.
+        # `ending` is the replay's outcome if the replay does not succeed.
         episode = self._choose_episode(task, start.init_state_index)
         size = episode.actions.shape[1]
         if size != len(task.still):
@@ -219,7 +220,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
     # Return the recorded actions of each episode in an archive or a run folder; [] if there are no episodes.
     batch, index = read_sources([path])
     index.require_valid()
-    # One path gives one source. Its description is that of the run, with the protocol of how episodes begin and end.
+    # One path gives one source. The description of a run has its protocol: how episodes begin and end.
     (source,) = index.sources
     protocol = source.description.get("protocol")
     # If the recorded number of settling steps is not an integer, ignore all settings of the protocol.
@@ -273,7 +274,7 @@ def recording_digest(path: Path) -> str | dict[str, str]:
 
 
 def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> EpisodeSeed:
-    # Return the planned start with the recorded seed, settling steps and earlier resets; `drawn` = placed at random.
+    # Return the planned start with the recorded seed, settling steps and earlier resets. `drawn`: a random start.
     # If the environment's seed or the settling steps were not recorded (None), the planned values stay.
     env_seed = start.env_seed if episode.env_seed is None else episode.env_seed
     start = replace(start, env_seed=env_seed, drawn=start.drawn or episode.drawn, earlier_resets=episode.earlier_resets)
@@ -306,8 +307,8 @@ def measure_divergence(
     """Compare a replay with its recording, and return the content of the header field `replay`.
 
     `compared` is the number of compared states, and `exact` is whether all their numbers are equal. For each
-    coordinate, `divergence` has the largest difference, its unit, and the first step with a difference above
-    `TOLERANCE`. If nothing can be compared, `compared` is 0, and `exact` and `divergence` are missing.
+    position or rotation of a body or joint, `divergence` has the largest difference, its unit, and the first step with
+    a difference above `TOLERANCE`. If nothing can be compared, `compared` is 0; `exact` and `divergence` are missing.
 
     If only proprioception was recorded, it is compared with `observed`, the observations after each action, and the
     field `basis` reports this. If neither states nor proprioception were recorded, body positions are compared.
@@ -319,7 +320,8 @@ def measure_divergence(
         return {**recorded_success, **_compare_proprioception(episode.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
-    # States in robosuite's demonstrations end with the velocities, so our states may be wider. Other widths do not fit.
+    # robosuite's recorded states end with the velocities, but our states may have further numbers.
+    # States cannot be compared if their widths differ in any other way.
     if episode.states is None or not used_columns <= episode.states.shape[1] <= states.shape[1]:
         return _compare_bodies(episode, played)
     count, width = min(len(episode.states), len(states)), episode.states.shape[1]
@@ -327,7 +329,7 @@ def measure_divergence(
     distances: dict[str, tuple[str, Floats]] = {}  # coordinate -> (kind, difference in each state)
     for coord in coordinates:
         columns = slice(coord.first, coord.first + coord.size)
-        # A rotation with one number is the angle of a hinge.
+        # A rotation has four numbers (a quaternion) or one number (the angle of a hinge).
         measure = _angles_rad if coord.kind == "rotation" and coord.size == 4 else _row_distances
         distances[f"{coord.name} {coord.kind}"] = coord.kind, measure(recorded[:, columns], replayed[:, columns])
     return _summarize_distances(count, distances, exact=recorded.tobytes() == np.ascontiguousarray(replayed).tobytes())
@@ -381,9 +383,8 @@ def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
 
 
 def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]], *, exact: bool) -> dict[str, object]:
-    # Return the header fields that `measure_divergence` describes.
-    # `distances` maps a coordinate to its kind (a key of `UNITS`) and its difference in each of `count` states; `exact`
-    # is whether all compared numbers are equal.
+    # Return the header fields that `measure_divergence` describes. `exact`: whether all compared numbers are equal.
+    # `distances` maps a coordinate to its kind (a key of `UNITS`) and its difference in each of `count` states.
     if not count:
         return {"compared": 0}
     divergence = {}
@@ -403,6 +404,6 @@ def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
     # Return the angle between the rotations of each pair of quaternions, [N] rad; both arrays are [N, 4], w first.
     first = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
     second = replayed / np.linalg.norm(replayed, axis=1, keepdims=True)
-    # Two unit quaternions have the distance 2 sin(angle / 4). q and -q are the same rotation, so use the nearer one.
+    # The distance of two unit quaternions is 2 sin(angle / 4). q and -q are the same rotation, so use the nearer one.
     chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

@@ -53,7 +53,8 @@ AUDIT_NOTE = (
     "chose them; crashed episodes have no record. A policy whose records differ has no rank."
 )
 _NO_RATE_NOTE = (
-    "No rate counts crashed episodes or episodes without a verdict. This favors policies that cause such episodes."
+    "Rates leave out crashed episodes. Safety and SBU also leave out episodes without a verdict. "
+    "This favors policies that cause such episodes."
 )
 
 
@@ -213,8 +214,8 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
-    # Returns the range of the entry's possible ranks, such as "1–3"; "" if the entry is not ranked, or its value of the
-    # metric is unknown. `better` maps a metric's key to pairs (better policy, worse policy) that differ significantly.
+    # Returns the range of the entry's possible ranks, such as "1–3"; "" without a rank or a value of the metric.
+    # `better` maps a metric's key to pairs (better policy, worse policy) that differ significantly.
     # `exact` is a number before rounding; None = unknown.
     numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
     values = {policy: number for policy, number in numbers.items() if number is not None}
@@ -269,8 +270,8 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
     # Yields one group for each table. A group's policies ran the same tasks under the same conditions.
-    # A cell has the numbers of a policy on a suite. `suite_groups` yields a title and the cells of all its suites, here
-    # for all hosts (None).
+    # A cell has the numbers of a policy on a suite. `suite_groups(None)` covers all hosts.
+    # For each table title, `suite_groups` yields the cells of all suites under this title.
     inputs = results.inputs
     counts_of_policy = _count_episodes(inputs)  # the number of planned episodes of each policy and task
     for title, cells in inputs.suite_groups(None, auxiliary=True):
@@ -278,8 +279,8 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
         for cell in cells:
             cells_of_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
         suites = {cell.suite or "" for cell in cells}
-        # Policies with the same key share a table. A key has the tasks (suite, task), the conditions of each suite, and
-        # whether tasks with official names differ from the official tasks.
+        # Policies with the same key share a table. A key has the tasks (suite, task), and the conditions of each suite.
+        # `is_own`, which is also in the key, is True if tasks with official names differ from the official tasks.
         groups: dict[tuple[frozenset[TaskKey], object, bool], list[PolicyName]] = {}
         for policy, policy_cells in cells_of_policy.items():
             tasks = frozenset(task for task in counts_of_policy[policy] if task[0] in suites)
@@ -305,14 +306,14 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
 
 
 def _ran_official_tasks_only(cells: Mapping[str, Summary]) -> bool:
-    # Returns whether all suites of a policy are official, and no episode may have run a task other than the official
-    # one. `cells` has the policy's numbers by suite; `task_identity` counts such episodes by reason.
+    # Returns whether all suites of a policy are official, and all episodes certainly ran the official tasks.
+    # `cells` has the policy's numbers by suite. `task_identity` counts the other episodes by reason.
     return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
 
 
 def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
-    # Returns the number of episodes of each policy and task (suite, task), including episodes without a record. Suites
-    # with the same tasks count as one suite.
+    # Returns the number of episodes of each policy and task (suite, task), including episodes without a record.
+    # Suites with the same tasks count as one suite.
     assert inputs.scores is not None
     counts: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
@@ -325,7 +326,7 @@ def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]
 
 
 def _find_aliases(inputs: TableInputs) -> dict[str, str]:
-    # Returns the names of suites that have the tasks of another suite, each with the name of this other suite.
+    # Maps the name of each suite that has the tasks of another suite to the other suite's name.
     return {name: suite.same_tasks_as for name, suite in inputs.registry.benchmarks.items() if suite.same_tasks_as}
 
 
@@ -352,8 +353,8 @@ def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
 
 
 def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
-    # Compares the competing policies on the group's tasks. Returns for each metric the pairs (winner, loser) that
-    # differ significantly; {} if a comparison is not possible.
+    # Compares the competing policies on the group's tasks. Returns {} if a comparison is not possible.
+    # Otherwise, returns for each metric the pairs (winner, loser) that differ significantly.
     aliases = _find_aliases(results.inputs)
     selected_results = []
     for policy_results in results.policy_results:
@@ -410,8 +411,8 @@ def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequen
 
 
 def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
-    # Yields the remarks next to a policy's name: facts about the policy, episodes that are not in rates, audits, and
-    # reasons for a missing rank. `cells` has the policy's numbers by suite.
+    # Yields the remarks next to a policy's name: facts, numbers of excluded episodes, audits, reasons for no rank.
+    # `cells` has the policy's numbers by suite.
     roster, scores = results.inputs.roster, results.inputs.scores
     if roster.is_privileged(policy):
         yield "privileged state"
@@ -489,7 +490,7 @@ def published_sections() -> list[PublishedSection]:
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
     # Yields tables whose rows have the same benchmarks. A benchmark that is part of a mean has no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
-    # Benchmarks -> rows. A row is a mean with the published cells of its benchmarks, or a cell with only this cell.
+    # Benchmarks -> rows. A row is a pair: a mean and the cells of its benchmarks, or a cell and a list of this cell.
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
         cells = [cell for cell in publication.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
@@ -503,8 +504,8 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
-    # Returns the table of the benchmarks `names`. Each row is a pair: a mean and its cells, or a cell and a list with
-    # only this cell. The cells' counts are used if every benchmark has a cell.
+    # Returns the table of the benchmarks `names`. The cells' counts are used if every benchmark has a cell.
+    # Each row is a pair: a mean and its cells, or a cell and a list with only this cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
     if not any(entry.numbers[SAFETY.key].cell.interval for entry in entries):
@@ -521,8 +522,8 @@ def _find_better_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     """Return the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first."""
-    # Each row has a policy's numbers and the cells behind them. A policy is compared only if each of the benchmarks
-    # `names` has a cell, and the counts of all its rates are known.
+    # Each row is a pair: a policy's printed numbers, and the cells from which they were computed.
+    # A policy is compared only if each of the benchmarks `names` has a cell, and the counts of all rates are known.
     rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
@@ -553,8 +554,8 @@ def _find_better_printed(
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    # Returns the entry of a published policy. `row` is the mean of `cells`, or the only cell. `cells` is empty if
-    # counts are not used.
+    # Returns the entry of a published policy. `row` is the mean of `cells`, or the only cell.
+    # If counts are not used, `cells` is empty.
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     training = row.training if isinstance(row, PublishedMean) else None
     remark = "auxiliary" if is_auxiliary else training
@@ -568,8 +569,8 @@ def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEn
 
 
 def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
-    # Returns a published number as a cell of a table, with an interval if the counts behind it are known. `row` has the
-    # number, and `cells` the numbers of its suites; `cells` is empty if counts are not used.
+    # Returns a published number as a cell of a table, with an interval if the counts behind the number are known.
+    # `row` has the number, and `cells` the numbers of its suites; `cells` is empty if counts are not used.
     printed = getattr(row, metric.key)
     if printed is None:
         return ExactCell(Cell.dash())
@@ -584,9 +585,9 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
 
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
-    # Returns bounds of the mean of the cells' printed rates. Several counts may give the same printed rate, so the low
-    # bound is that of the smallest counts, and the high bound is that of the largest counts.
-    # The bounds are None for VSI, which is not a rate, and if no count gives the printed rate.
+    # Returns an interval of the mean of the cells' printed rates. Several counts may give the same printed rate.
+    # The low end is that of the smallest possible counts, and the high end is that of the largest possible counts.
+    # Returns None for VSI, which is not a rate, and if no count gives a printed rate.
     if metric is VSI:
         return None
     possible_counts = [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]

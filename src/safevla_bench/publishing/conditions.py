@@ -40,8 +40,8 @@ class Conditions(NamedTuple):
 
 def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     """Return a mapping from policy and suite to the conditions of the policy's episodes in that suite."""
-    # Sets of values for each (policy, suite), from all sources and all suites with equal tasks. Each note of
-    # `_iterate_policies` has the header of a recorded episode.
+    # Sets of values for each (policy, suite), from all sources and all suites with equal tasks.
+    # `_iterate_policies` yields one note for each recorded episode, with the episode's header.
     values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
@@ -86,8 +86,8 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     """Return policy -> reason why the policy has no rank: an official suite with changed starts or protocol."""
     reasons: dict[PolicyName, dict[str, None]] = {}  # the inner dictionary is a set of reasons that keeps their order
     for source, policy, notes, absent in _iterate_policies(judged):
-        # Each note has the facts about one recorded episode; `absent` has the episodes without a record. Only suites
-        # with the name of an official suite matter.
+        # Each note has the facts about one recorded episode; `absent` has the episodes without a record.
+        # Only suites with the name of an official suite matter.
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
             continue
@@ -114,8 +114,8 @@ def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
 def _iterate_policies(
     judged: Judged,
 ) -> Iterator[tuple[JudgedSource, PolicyName, list[EpisodeNote], list[AbsentEpisode]]]:
-    # Yields (source, policy, recorded episodes, episodes without a record) for each policy of each source. The policies
-    # are those with a recorded episode.
+    # Yields (source, policy, recorded episodes, episodes without a record) for each policy of each source.
+    # Policies without a recorded episode are left out.
     for source, (records, indices) in zip(judged.sources, judged.records.by_source(), strict=True):
         notes = [judged.records.notes[k] for k in indices]
         for policy in dict.fromkeys(note.header.policy for note in notes):
@@ -135,8 +135,9 @@ def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
 def _has_planned_starts(
     protocol: Mapping[str, object], notes: Sequence[EpisodeNote], absent: Sequence[AbsentEpisode]
 ) -> bool:
-    # Returns whether each task's episodes have the starts that the protocol's rule plans for them. `notes` are the
-    # recorded episodes, and `absent` the planned episodes without a record. A start is the index of an initial state.
+    # Returns whether each task's episodes have the starts that the protocol's rule plans for them.
+    # `notes` are the recorded episodes, and `absent` the planned episodes without a record.
+    # A start is the index of an initial state.
     rule = protocol.get("init_state", "episode")
     allowed_marks = {DRAWN} if rule == "drawn" else set()
     if any(set(note.start_marks) - allowed_marks for note in notes):  # the suite does not define starts of this kind

@@ -82,8 +82,8 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
 
 
 def _column_names(library: Library) -> list[str]:
-    # Returns the headings of the CSV in the authors' order. Each specification has the columns `viol__ID` (rate of
-    # violations), `rho__ID` (mean robustness) and `nsv__ID` (mean depth). Diagnostic specifications lack `nsv__ID`.
+    # Returns the headings of the CSV in the authors' order. Each specification has several columns:
+    # `viol__ID` (rate of violations), `rho__ID` (mean robustness) and, unless diagnostic, `nsv__ID` (mean depth).
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
@@ -103,8 +103,8 @@ def _column_names(library: Library) -> list[str]:
 
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
-    # Returns the names of four columns for the interval of the number `name`. The first two are for both ends by one
-    # method (Wilson for a rate, else bootstrap), and the last two are for both ends by any method.
+    # Returns the names of four columns for the low and high ends of the interval of the number `name`.
+    # The first two are for one method (Wilson for a rate, else bootstrap), and the last two for any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
@@ -126,8 +126,8 @@ def _authors_suite(cell: Summary) -> str:
 
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
-    # Returns the row of the authors' CSV for a policy on a suite: column -> value. `run_dir` has the names of the run
-    # folders. Columns that are not in the row stay empty.
+    # Returns the row of the authors' CSV for a policy on a suite: column -> value. Other columns stay empty.
+    # `run_dir` has the names of the run folders.
     simulator = "; ".join(f"{name} {' and '.join(versions)}" for name, versions in cell.simulator.items())
     row: dict[str, _Value] = {
         "model": spreadsheet_text(policy_name(cell)),
@@ -150,7 +150,8 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
     """Return the fields for a number and its interval. A column named after a method is empty for other methods."""
     interval = number.ci or (None, None)
-    # A rate's interval is Wilson's unless episodes share initial states (`starts`). A mean's says if it is a bootstrap.
+    # A rate's interval is Wilson's unless episodes share initial states (`starts`).
+    # For a mean, `bootstrap` is true if its interval is a bootstrap.
     is_named_method = not number.starts if isinstance(number, Rate) else number.bootstrap
     method_interval = interval if is_named_method else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
@@ -240,8 +241,8 @@ def _recorded_version(judged: Judged) -> str | None:
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_count: int) -> str:
-    # Returns the notes of an entry on RoboCasa's leaderboard, in sentences: the user's notes, numbers of episodes, the
-    # safety of the policy, and caveats. `missing_count` is the number of the suite's tasks without an episode.
+    # Returns the notes of an entry on RoboCasa's leaderboard, in sentences. `facts` has the user's notes.
+    # `missing_count` is the number of the suite's tasks without an episode.
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]  # SBU is the share that succeeds but is unsafe
     unsafe_share = f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}"
     rates = f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe {unsafe_share}."
@@ -369,8 +370,8 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
-    # Returns the only policy or benchmark of the rows, as `kind` says ("policy" or "benchmark"). Raises `RunError` if
-    # there is none, or more than one.
+    # Returns the only policy of the rows or, if `kind` is "benchmark" instead of "policy", their only benchmark.
+    # Raises `RunError` if the rows have none, or more than one.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if not names:
@@ -388,7 +389,7 @@ def _lerobot_task(score: EpisodeScore) -> tuple[str, int | str]:
 
 
 def _group_rows(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
-    # Returns pairs of a key and the rows with this key, in order of the first row with each key.
+    # Returns a pair for each key: the key, and the rows with this key. Keys are in order of first appearance.
     groups: dict[K, list[T]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -414,8 +415,8 @@ def _mean_values(rows: Sequence[EpisodeScore]) -> dict[str, float]:
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    # Returns the known means of these episodes under LeRobot's names: shares in percent, and VSI. Also returns the
-    # number of episodes that ran to their end.
+    # Returns the known means of these episodes under LeRobot's names: shares in percent, and VSI.
+    # Also returns the number of episodes that ran to their end.
     means = _mean_values(rows)
     percents = {f"pc_{name}": 100 * means[name] for name in ("success", "safe", "sbu") if name in means}
     other_means = {"vsi": means["vsi"]} if "vsi" in means else {}
@@ -430,8 +431,8 @@ def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, fl
 
 
 def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> dict[str, Any]:
-    # Returns the harness's entry for an episode: its known values, its number of steps, and why it failed to run to its
-    # end, if so. `steps` is None for an episode without a record.
+    # Returns the harness's entry for an episode: known values, number of steps and, if it did not end, the reason.
+    # `steps` is None for an episode without a record.
     metrics = _known_values(row) if isinstance(row, EpisodeScore) else {}
     episode: dict[str, Any] = {"metrics": metrics, **({} if steps is None else {"steps": steps})}
     is_ended = isinstance(row, EpisodeScore) and row.counted
@@ -492,8 +493,8 @@ def format_yaml(document: object) -> str:
 
 
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
-    # Yields the known headline numbers of a cell (policy × suite) as metrics of a `model-index`: a number, its 95 %
-    # interval if known, and the number of episodes. Shares are in percent.
+    # Yields the known headline numbers of a cell (policy × suite) as metrics of a `model-index`. Shares are in percent.
+    # A metric has a number, its 95 % interval if known, and the number of episodes.
     for metric in HEADLINE:
         number = cell.number(metric)
         digits = 2 if metric.unit else 4  # rates are percentages; means have no unit
@@ -517,8 +518,8 @@ def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[s
 
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
-    # Returns facts with which a reader of the card can check the numbers of a policy on a suite: rules, versions,
-    # digests of the records, and what the numbers leave out.
+    # Returns facts with which a reader of the card can check the numbers of a policy on a suite.
+    # They are rules, versions, digests of the records, and numbers of episodes that were left out.
     return {
         "judged_by": f"safevla-bench {judged.provenance.version}",
         **describe_ruleset(judged.ruleset),

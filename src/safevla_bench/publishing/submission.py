@@ -60,7 +60,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 
 def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a search chose the initial states of a suite."""
-    chosen = sorted(filter(is_chosen, set(suites)))  # the name of such a suite says so
+    chosen = sorted(filter(is_chosen, set(suites)))  # a suite's name shows whether a search chose the states
     if chosen:
         problem = f"{chosen[0]} has initial states that a search chose, so it is not a result on the benchmark"
         raise RunError(problem, remedy="Name runs with the benchmark's own starts.")
@@ -80,8 +80,8 @@ def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
 
 
 def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) -> dict[str, object]:
-    # Returns the numbers of a policy on a suite, and the verdict of each of its episodes, as plain values. `rows` are
-    # the scores of all episodes.
+    # Returns the numbers of a policy on a suite, and the verdict of each of its episodes, as plain values.
+    # `rows` are the scores of all episodes of all policies and suites.
     suite = judged.ruleset.registry.benchmarks.get(cell.suite or "")
     own_rows = [row for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
     return {
@@ -110,8 +110,8 @@ _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "
 
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
-    # Yields the name and the sha256 of each archive file. `paths` are run folders and archives; a file of a run folder
-    # has the name FOLDER/FILE.
+    # Yields the name and the sha256 of each archive file. `paths` are run folders and archives.
+    # A file of a run folder has the name FOLDER/FILE.
     for path in paths:
         folder_prefix = f"{path.resolve().name}/" if path.is_dir() else ""
         for file in archive_parts(path) if path.is_dir() else [path]:

@@ -53,8 +53,8 @@ _LABELS = ("policy", "suite", "task")
 
 
 def _name_curves(row: Row) -> dict[str, float]:
-    # Returns the numbers of an episode's row under names `POLICY/SUITE/NAME`, so that each policy has a curve on each
-    # suite. The row's texts (policy, suite and task) are left out.
+    # Returns the numbers of an episode's row under names `POLICY/SUITE/NAME`: each policy has a curve on each suite.
+    # The row's texts (policy, suite and task) are left out.
     prefix = f"{row.get('policy')}/{row.get('suite')}"
     return {f"{prefix}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
 
@@ -65,15 +65,15 @@ class _NamedRun:
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
-        # `package` is the tracker's Python package. The file in `folder` stores the name of the tracker's run; a stored
-        # name is ignored if `is_new`.
+        # `package` is the tracker's Python package. A file in `folder` stores the name of the tracker's run.
+        # If `is_new`, a stored name is ignored.
         self._api: Any = importlib.import_module(package)
         self._file, self._is_new = folder / f".{package}-run", is_new
         self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
     def _store_name(self, name: object) -> None:
-        # Stores the tracker's name of the run in the run folder, once. The name is not stored if it is not text, if
-        # there is no run folder, or if the run is new.
+        # Stores the tracker's name of the run in the run folder, once.
+        # Does nothing if the name is not text, if there is no run folder, or if `is_new`.
         if self._stored_name is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
             self._stored_name = name
@@ -117,8 +117,8 @@ class _HubTracker(_NamedRun):
 
 class _MlflowTracker(_NamedRun):
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
-        # Continues the run whose id is stored in `folder`. If `is_new`, or if no id is stored (None), begins a run with
-        # the name `name`.
+        # Continues the run whose id is stored in `folder`.
+        # If `is_new`, or if no id is stored (None), begins a run with the name `name`.
         super().__init__("mlflow", folder, is_new)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
         self._run = self._api.start_run(run_id=self._stored_name, run_name=name)
@@ -151,8 +151,8 @@ def name_metric(name: str) -> str:
 
 class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
-        # Chooses the folder for TensorBoard's files, in the run folder. `config` is written as text with the first
-        # numbers. TensorBoard names a run by its folder, so that `name` is not used.
+        # Chooses the folder for TensorBoard's files, in the run folder.
+        # `config` is written as text with the first numbers. `name` is not used, because the folder names the run.
         runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each new run has another folder
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last_episode = 0
@@ -232,7 +232,7 @@ def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
 
 
 def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, score: EpisodeScore | None) -> Row:
-    # Returns what trackers get about one episode: `labels`, which are the names of policy, suite and task, and numbers.
+    # Returns what trackers get about one episode: its numbers, and the names of policy, suite and task (`labels`).
     # Unknown numbers are omitted. `score` is None for an episode that crashed or cannot be judged.
     policy, suite, task = labels
     numbers: dict[str, float | None] = {"steps": steps, "crashed": crashed}
@@ -308,8 +308,8 @@ class TrackingObserver:
         self._tracker = None
 
     def _send_or_drop(self, send: Callable[[Tracker], None]) -> None:
-        # Calls `send` with the tracker, unless it was closed or has failed. If the call fails, warns and drops the
-        # tracker.
+        # Calls `send` with the tracker, unless the tracker was closed or dropped.
+        # If the call fails, warns and drops the tracker.
         if self._tracker is None:
             return
         try:
@@ -320,15 +320,16 @@ class TrackingObserver:
 
 
 def _finish_tracker(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
-    # Sends the path of the report, if there is one and the tracker takes it, and the final numbers. Closes the tracker.
+    # Sends the report's path to a tracker that has `attach`, then sends the final numbers and closes the tracker.
     if report is not None and hasattr(tracker, "attach"):
         tracker.attach(report)
     tracker.finish(numbers)
 
 
 def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new: bool = False) -> Tracker:
-    # Begins a run of a tracker, with the name of the run folder. `name` is a key of `TRACKERS`, and `config` describes
-    # the run. If `is_new` is false, the run that was begun earlier for this folder is continued, if there is one.
+    # Begins a run of a tracker, with the name of the run folder.
+    # `name` is a key of `TRACKERS`, and `config` describes the run.
+    # If `is_new` is false, an earlier run for this folder is continued.
     return TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls), is_new)
 
 

@@ -72,14 +72,14 @@ class MobileRobot(Mover):
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
         """Return the orientation of a hand that points along `forward` [3] and opens its fingers along `across` [3],
-        two perpendicular unit vectors. Of the two such orientations, return the one closer to the current orientation.
+        two perpendicular unit vectors. Two orientations do this; return the one closer to the current orientation.
         """
         orientations = [  # the columns are the hand's x, y and z axes; the fingers open along y
             Rotation.from_matrix(np.stack([np.cross(opening, forward), opening, forward], axis=1))
             for opening in (across, -across)
         ]
         hand = to_rotation(self.seen.eef_quat_wxyz)
-        # The magnitude of a rotation is its angle, here that from the hand's current orientation.
+        # The magnitude of a rotation is its angle. Here, it is the angle from the hand's current orientation.
         return min(orientations, key=lambda orientation: float((orientation * hand.inv()).magnitude()))
 
     def drive(
@@ -134,7 +134,7 @@ class MobileRobot(Mover):
         """
         # `grip` is the gripper's command, `OPEN` or `CLOSE`; `speed` (None = `style.cruise`): 1 is full speed.
         max_speed = self.style.cruise if speed is None else speed
-        past_hand_m = [self.hand_m] * _STOPPED_STEPS  # so that the hand's position before these steps always exists
+        past_hand_m = [self.hand_m] * _STOPPED_STEPS  # padded, so that index -_STOPPED_STEPS always exists
         for step in range(round(max_steps / max(max_speed, 0.1))):  # a slower move may take more steps
             turn_rad = np.linalg.norm(self._remaining_turn_rad(turn))
             if np.linalg.norm(place_m - self.hand_m) < near_m and turn_rad < 2 * _FACING_RAD:
@@ -252,7 +252,7 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
     hand_offset_m = robot.hand_m - box_center(scene, body)  # stays the same while the object is held
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
     goal_m, grip_height_m = scene.body_pos_m[container], hand_offset_m[2] + _half_height(scene, body)
-    # Two heights of the hand: for carrying, and for the release. The hand is `grip_height_m` above the object's bottom.
+    # The hand carries at the height `high_m` and releases at `low_m`. It is `grip_height_m` above the object's bottom.
     high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
     low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)
@@ -274,7 +274,7 @@ def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Mov
 
 
 def _half_height(scene: Privileged, body: str) -> float:
-    # Return half the vertical extent [m] of a body's box, which may be tilted. Row 2 has its axes' z components.
+    # Return half the vertical extent [m] of a body's box, which may be tilted. Row 2 has the z components of the axes.
     return float(np.abs(box_axes(scene, body)[2]) @ scene.half_extents_m[body])
 
 

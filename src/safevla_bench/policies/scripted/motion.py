@@ -55,8 +55,8 @@ def downward_hand(yaw_rad: float) -> Rotation:
 
 def nearest_yaw(quat_wxyz: Floats) -> float:
     """Return the yaw, in (-pi, pi] rad, at which a hand that points down is closest to the orientation `quat_wxyz`."""
-    opening = rotation_axes(quat_wxyz)[:, 1]  # a downward hand with this yaw opens along (sin yaw, -cos yaw)
-    # Solve this for the yaw, with the first two components of the current opening direction.
+    opening = rotation_axes(quat_wxyz)[:, 1]
+    # A downward hand opens along (sin yaw, -cos yaw). Find the yaw for the x and y of the current opening direction.
     return float(np.arctan2(opening[0], -opening[1]))
 
 
@@ -77,7 +77,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)  # index of each direction's opposite
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
-# Half sizes of the hand and of a finger, across and along the opening direction; heights of their lowest points.
+# Half sizes of the hand and of a finger: across the opening direction, and along it. Also their lowest points' heights.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -93,12 +93,12 @@ class Prisms:
     top_m: Floats
 
     def shift_by(self, by_m: Floats) -> Prisms:
-        # Return the prisms moved by the vector `by_m` [3]. The extent along a direction grows by the move along it.
+        # Return the prisms moved by the vector `by_m` [3]. Each extent grows by the part of the move in its direction.
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
         """Return one prism that encloses all prisms of this set, which must not be empty."""
-        # The result has the shape of a set of one prism.
+        # The result is a set with one prism.
         low_m, top_m = self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
         return Prisms(self.reach_m.max(axis=0, keepdims=True), low_m, top_m)
 
@@ -116,15 +116,15 @@ def concatenate_prisms(*parts: Prisms) -> Prisms:
 def prisms_around(corners_m: Floats) -> Prisms:
     """Return the `P` prisms that enclose `P` sets of 8 corners, [P, 8, 3] in the world frame."""
     # A prism's outline is given by how far it extends along each of the 72 horizontal `DIRECTIONS`.
-    # Indices: p for prisms, c for corners, d for directions, x for the two horizontal axes.
+    # Einsum indices: p = prism, c = corner, d = direction, x = horizontal axis.
     reach_m = np.einsum("pcx,dx->pcd", corners_m[..., :2], DIRECTIONS).max(axis=1)
     return Prisms(reach_m, corners_m[..., 2].min(axis=1), corners_m[..., 2].max(axis=1))
 
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
-    """Return the prisms of a body in its current pose: one per piece, or one for its box if it has no pieces."""
+    """Return the prisms of a body in its current pose: one per piece, or one for the box of a body without pieces."""
     # Pieces are the boxes of a body's collision geometry, such as a drawer's walls.
-    # The pieces are in the frame of the body, in which its box is not rotated.
+    # The pieces are given in the body's frame. The body's box is aligned with this frame.
     box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
     pieces = scene.pieces.get(name) or box
     # [P, 3, 8]: the rotated corners of each piece, relative to the piece's center
@@ -152,7 +152,7 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     finger_middle_m = aperture_m + _FINGER_HALF_M[1]
-    # extents along `DIRECTIONS`, [72] m; a rectangle's extent is the sum of its two half sides' extents
+    # Extents along `DIRECTIONS`, [72] m. The extent of a rectangle is the sum of the extents of its two half sides.
     hand_m = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
     finger_m = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
     shift_m = DIRECTIONS @ opening * finger_middle_m
@@ -163,14 +163,14 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
     """Return the lowest safe heights of a hand at `K` horizontal places [K, 2]: [K] m in the world frame. A height is
-    that of the origin of the hand's prisms `rig`, at which the hand is at least `above_m` above each obstacle that is,
-    seen from above, within `beside_m` of the hand. At a place without such obstacles, the height is -inf.
+    that of the origin of the hand's prisms `rig`. A height is safe if the hand is at least `above_m` above all
+    obstacles within the horizontal distance `beside_m`. At a place without such obstacles, the height is -inf.
     """
     # Each place's coordinate along each of the 72 horizontal directions, [K, 72].
     places_along_m = places_m @ DIRECTIONS.T
     # The shapes of the next three arrays for `R` prisms and `O` obstacles are [R, O, 72], [K, R, O] and [1, R, O].
-    # Along each direction, the gap begins where the obstacle ends and ends where the hand begins. The hand, seen from
-    # the obstacle, begins at its place minus its extent in the opposite direction, whose index is in `OPPOSITE`.
+    # Along each direction, the gap begins where the obstacle ends and ends where the hand begins.
+    # The hand begins at its place minus its extent in the opposite direction. `OPPOSITE` has this direction's index.
     # Two outlines are separate if the gap is positive along any direction, so the largest gap counts.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
@@ -184,10 +184,10 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     """
     # An obstacle is above the prism if its bottom is higher than the prism's top.
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # tolerates 1 cm of overlap
-    # The gap from each obstacle to the prism along each direction, [obstacles, 72]. `reach_m` is the extent along each
-    # direction, and `OPPOSITE` has the index of each direction's opposite.
+    # The gap from each obstacle to the prism along each direction, [obstacles, 72].
+    # `reach_m` has the extent along each direction, and `OPPOSITE` the index of the opposite direction.
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]
-    # An obstacle is far enough away if its gap along any direction is at least `beside_m`. Keep only the others.
+    # If an obstacle's gap is at least `beside_m` along any direction, the obstacle is far enough away. Drop it.
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
     if not len(small_gaps_m):
         return np.zeros(2)
@@ -204,7 +204,7 @@ class Style:
     """A script's clearances in meters, and speeds as fractions of the largest commanded motion, 0.05 m per step."""
 
     clearance_m: float  # distance of the hand and its load from bodies next to and below them
-    corner_m: float  # the next path begins at this distance from a waypoint; a large distance cuts corners
+    corner_m: float  # at this distance from a waypoint, the hand turns to the next one; a large distance cuts corners
     hover_m: float  # height above the grasp at which the final descent begins
     lift_m: float  # height to which a gripped object is lifted before it is carried
     release_m: float  # height above the support at which an object is released
@@ -246,8 +246,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A path that rises, goes straight across obstacles, and descends. From its horizontal point `places_m[k]`, [K, 2],
-    the rest of the path is clear at the height `height_m[k]`, [K]. The hand cuts corners within `corner_m`.
+    """A path that rises, goes straight across obstacles, and descends. `places_m` [K, 2] are its horizontal points.
+    From point `k` on, a hand at the height `height_m[k]` meets no obstacle. The hand cuts corners within `corner_m`.
     """
 
     places_m: Floats
@@ -256,7 +256,6 @@ class ClearPath:
 
     def next_point(self, goal_m: Floats, hand_m: Floats) -> Floats:
         """Return the next point, [3], to which a hand at `hand_m` moves on its way to `goal_m`."""
-        # From each point of the path on, the path is clear of obstacles at the point's height in `height_m`.
         nearest = np.argmin(np.linalg.norm(self.places_m - hand_m[:2], axis=1))
         clear_height_m = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - hand_m[:2]) < self.corner_m:  # descend
@@ -300,7 +299,7 @@ class FixedArm(Mover):
         shares = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way_m) / _SPACING_M))[:, None]
         places_m = self.hand_m[:2] + shares * way_m
         lowest_m = lowest_heights(rig, places_m, obstacles, clearance_m, clearance_m)
-        # For each point, the greatest height needed from this point to the end: a running maximum from the end.
+        # For each point, the greatest height needed from this point to the end: a running maximum, from the end back.
         clear_m = np.maximum.accumulate(np.maximum(lowest_m, end_m[2])[::-1])[::-1]
         return ClearPath(places_m, clear_m, self.style.corner_m)
 
@@ -314,8 +313,8 @@ class FixedArm(Mover):
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along `path` if there is one. Stop after `most_steps` + 1 steps, or when the
-        target's distance, height and angle are below `near_m`, `height_m` and `turn_rad`. Return whether all steps ran.
+        """Move the hand to a target, along `path` if there is one. Stop after `most_steps` + 1 steps, or when distance,
+        vertical distance and angle are below `near_m`, `height_m` and `turn_rad`. Return whether all steps ran.
         """
         # Yields actions [7], and receives observations. A hand for which all steps ran is probably blocked.
         self.target = target

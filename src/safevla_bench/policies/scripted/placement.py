@@ -87,8 +87,8 @@ SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's si
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. Obstacles raise the hand by the two heights in `blocked_m`: with a
-    quarter of the clearance, and with the full clearance. `off_m` is the deviation from a central, straight grasp.
+    `aperture_m` of each finger from the middle. `blocked_m` has two heights by which obstacles raise the hand: for a
+    quarter of the clearance, and for the full clearance. `off_m` is the deviation from a central, straight grasp.
     """
 
     place_m: Floats
@@ -121,8 +121,8 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    # Return the cost, a sum of disadvantages, each divided by the amount that costs 1. `yaw_rad` is the hand's yaw.
-    # Heights by which obstacles raise the hand, for a quarter of the clearance and for all of it.
+    # Return the cost: a sum of penalties, each in multiples of the amount that costs 1. `yaw_rad` is the hand's yaw.
+    # The heights by which obstacles raise the hand, for a quarter of the clearance and for the full clearance.
     tight_m, wide_m = grasp.blocked_m
     # A raised hand grasps less deeply. A grasp that is too shallow costs 100 more, so it comes last.
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
@@ -134,15 +134,15 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 
 
 def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
-    # Return the grasp, raised until the hand keeps a quarter of the clearance from obstacles. Its `blocked_m` holds the
-    # heights by which obstacles raise the hand: for a quarter of the clearance, and for all of it.
+    # Return the grasp, raised until the hand keeps a quarter of the clearance from obstacles.
+    # `blocked_m` has the heights by which obstacles raise the hand, for a quarter and for all of the clearance.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
     # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
     lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, beside_m=0.0, above_m=0.0)[0]
 
     def needed_raise_m(side_clearance_m: float) -> float:
         # Return how much [m] the hand must rise to be clear of obstacles within `side_clearance_m`, seen from above.
-        above_m = min(side_clearance_m, 0.006)  # less clearance is enough above obstacles
+        above_m = min(side_clearance_m, 0.006)  # above obstacles, a clearance of 6 mm is enough
         lowest_around_m = motion.lowest_heights(hand, places_m, obstacles, side_clearance_m, above_m)[0]
         return max(0.0, float(max(lowest_around_m, lowest_at_body_m)) - float(grasp.place_m[2]))
 
@@ -168,8 +168,8 @@ def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
 
 def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: float, yaw_rad: float) -> Iterator[Grasp]:
     # Yield grasps across a box. `side_m` [3] is the vector from the box's center to a gripped side.
-    # `end_m` [3] is the vector from the box's center to one of its ends; `half_height` is in m. The yaws are near
-    # `yaw_rad`. A grasp's `off_m` is its deviation from a central, straight grasp.
+    # `end_m` [3] is the vector from the box's center to one of its ends; `half_height` is in m.
+    # The yaws are near `yaw_rad`. A grasp's `off_m` is its deviation from a central, straight grasp.
     # Height of the fingertips' middle: `DEPTH_M` below the top, but above the support under the box.
     height_m = max(center[2] + half_height - DEPTH_M, center[2] - half_height + LEAST_HEIGHT_M)
     yaw = motion.yaw_to_open_along(side_m[:2], yaw_rad)
@@ -185,9 +185,9 @@ def _side_grasps(center: Floats, side_m: Floats, end_m: Floats, half_height: flo
 def _rim_grasps(
     center: Floats, upward: Floats, sides_m: list[Floats], half_height: float, yaw_rad: float
 ) -> Iterator[Grasp]:
-    # Yield grasps of a box's rim, with one finger inside and one outside. `upward` is the box's vertical unit vector.
-    # `sides_m` are the vectors [3] from the center to two adjacent sides; `half_height` is in m. The yaws are near
-    # `yaw_rad`.
+    # Yield grasps of a box's rim, with one finger inside and one outside, and yaws near `yaw_rad`.
+    # `upward` is the box's vertical unit vector; `half_height` is in m.
+    # `sides_m` are the vectors [3] from the center to two adjacent sides.
     depth_m = min(DEPTH_M, 2 * half_height - LEAST_HEIGHT_M)
     # The grasps lie on an ellipse inscribed in the box, slightly inside the rim.
     inset_sides_m = [side_m * (1 - RIM_INSET_M / np.linalg.norm(side_m)) for side_m in sides_m]
@@ -284,7 +284,7 @@ def _hand_with_load(arm: FixedArm, body: str, grasp: Grasp) -> motion.Prisms:
 
 
 def _release_point(arm: FixedArm, placement: Placement, grasp: Grasp) -> Floats:
-    # Return the hand's position, [3] m, at which it releases the object: the object's middle is above the target.
+    # Return the hand's position [3] m for the release. There, the object's middle is above the target.
     body = placement.body
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
     others = motion.obstacles_except(arm.scene, body)

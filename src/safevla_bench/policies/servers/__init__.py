@@ -26,7 +26,7 @@ from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5  # number of identical requests to compare the answers; the first may compile the model
-_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # sizes of host-specific parts
+_READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # host-specific observations
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,10 +109,10 @@ class RemoteModel(ChunkModel):
     kind: str
 
     def __init__(self, endpoint: Endpoint, dialect: dialects.Dialect, arguments: Mapping[str, str]) -> None:
-        # No connection is made yet; `address` is the first candidate. `arguments` are the policy's, for subclasses.
+        # No connection is made yet. `address` is the first server to try. Subclasses use the policy's `arguments`.
         super().__init__(dialect)
         self.address, self.key, self._endpoint = endpoint.addresses[0], endpoint.key, endpoint
-        # The wants and the clipping for which the environment was made; None before `connect`.
+        # The observations (`wants`) and the clipping for which the environment was made; None before `connect`.
         self._agreed: object = None
 
     def connect(self, task: Task) -> None:
@@ -239,7 +239,7 @@ class ChunkedPolicy(ChunkQueue):
         self._follow_model()
 
     def _follow_model(self) -> None:
-        # Update the policy's own copies, because a server's greeting may have changed the model's dialect.
+        # Copy the model's `wants`, clipping and dialect, which a server's greeting may have changed.
         # Only `replan`, the number of executed actions per chunk (None = all), stays as the user chose it.
         self.wants, self.clip = self.model.wants, self.model.dialect.inference.clip
         self.dialect = replace(self.model.dialect, replan=self._replan)
@@ -326,7 +326,7 @@ def client_factory(
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         dialect_name = given.get("dialect", kind.dialect)
         dialect = dialects.choose_dialect(dialect_name, kind.name, given.get("cameras"), given.get("image_size"))
-        # The number of executed actions per reply; None = all. Without `replans`, the client cannot execute only some.
+        # The number of executed actions per reply; None = all. Without `replans`, the client must execute all of them.
         replan = parse_replan(given.get("replan"), dialect.replan if kind.replans else None)
         if replan is not None and not kind.replans:
             raise PolicyError(f"{kind.name} plays whole replies", remedy="Leave replan out, or write `replan=all`.")

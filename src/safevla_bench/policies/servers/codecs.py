@@ -2,16 +2,16 @@
 
 Each kind of server encodes an array as a different map:
 
-openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumPy scalars with b"__npgeneric__"
-vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers; images also
-            {"__image__": True, "format": "png", "data", "shape"} (e1ee9ad src/vla_eval/protocol/image_codec.py)
-gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}; since 3df8b38 (2026-05-07) as
-            msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}
-openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
-xvla        the same JSON map as openvla's, as a text
+- openpi: {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumPy scalars have b"__npgeneric__".
+- vla-eval: {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars are plain numbers. Images may be
+  {"__image__": True, "format": "png", "data", "shape"} (e1ee9ad src/vla_eval/protocol/image_codec.py).
+- gr00t: {"__ndarray_class__": True, "as_npy": a file in NumPy's own format}. Since 3df8b38 (2026-05-07), as
+  msgpack_numpy 0.4.8 does: {b"nd": True, b"type": dtype, b"kind": b"", b"shape", b"data": raw bytes}.
+- openvla: JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}.
+- xvla: the same JSON map as for openvla, stored as a text.
 
-Incoming messages are not trusted. Decoding refuses arrays of objects or records, arrays whose data does not fit their
-shape, messages that need too much memory, and messages with more than `MAX_VALUES` values, which would take too long.
+Incoming messages are not trusted. Decoding refuses arrays of objects or records, and arrays whose data does not fit
+their shape. It also refuses messages that need too much memory or have more than `MAX_VALUES` values.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Codec:
             raise ReplyError(f"the message cannot be read: {reason}", remedy=_REMEDY) from None
 
     def _encode_extension(self, value: object) -> object:
-        # Return a value that the library can encode for one that it cannot: an array or a NumPy scalar.
+        # Return a replacement for a value that the library cannot encode, such as an array or a NumPy scalar.
         if isinstance(value, np.float64):
             return float(value)  # like MessagePack libraries: np.float64 is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
@@ -99,7 +99,7 @@ class Codec:
     def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
         # Return `value` with arrays instead of the maps that represent arrays, at any depth.
         # All calls share `budget`: `budget["values"]` is the number of values that the message may still have.
-        # `decode_map` returns the array that a map represents, or the same map if it represents none.
+        # `decode_map` returns the array that a map represents, or the map itself if it does not represent an array.
         if not isinstance(value, list | dict):
             return value
         budget["values"] -= len(value)
@@ -133,12 +133,12 @@ def _require_few_values(message: bytes) -> None:
     # `values_left` counts values that were announced but not yet read; the message itself is the first value.
     position, values_left, max_values = 0, 1, 10 * MAX_VALUES
     for values_read in range(max_values + 1):
-        if not values_left or position >= len(message):  # the end, or a truncated message, which decoding refuses
+        if not values_left or position >= len(message):  # the end; decoding refuses a truncated message
             return
         if values_read + values_left > max_values:
             raise _too_many_values_error()
         first_byte = message[position]
-        # The size of the length field that follows; 0 = the first byte contains the length, or it is fixed.
+        # The size of the length field that follows; 0 = the first byte contains the length, or the length is fixed.
         length_bytes = _LENGTH_BYTES.get(first_byte, 0)
         length = int.from_bytes(message[position + 1 : position + 1 + length_bytes], "big")
         position, values_left = position + 1 + length_bytes, values_left - 1
@@ -150,14 +150,14 @@ def _require_few_values(message: bytes) -> None:
             values_left += length if first_byte < 0xDE else 2 * length
         elif 0xA0 <= first_byte < 0xC0:  # a short text; skip its content
             position += first_byte & 31
-        else:  # a number, text, bytes or an extension, which has one more byte for its type
+        else:  # a number, text, bytes or extension; an extension has one more byte for its type
             is_extension = 0xC7 <= first_byte <= 0xC9
             position += _FIXED_BYTES.get(first_byte, length + is_extension)
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
     # Return the dtype with this name in an untrusted message.
-    # Raise `InvalidActionError` for dtypes that are not allowed, such as records, else `TypeError` or `ValueError`.
+    # Raise `InvalidActionError` for a dtype that is not allowed, and `TypeError` or `ValueError` for an invalid one.
     if isinstance(text, list):  # a record's list of fields, as in msgpack_numpy
         raise InvalidActionError("an array of records instead of integers or floats", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _MAX_DTYPE_CHARS or not _PLAIN_DTYPE.fullmatch(text):
@@ -171,8 +171,8 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 
 def _build_array(data: object, dtype_name: object, shape: object) -> Array:
-    # Return the array in an untrusted message, whose bytes, dtype and shape may have any type.
-    # Raise `TypeError` or `ValueError` if they do not fit together.
+    # Return the array with these bytes, dtype and shape, which come from an untrusted message.
+    # Raise `TypeError` or `ValueError` if the three have wrong types or do not fit together.
     dtype = _parse_dtype(dtype_name)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
@@ -215,8 +215,8 @@ class ArrayForm:
 
     def decode(self, wire: Wire) -> object:
         """Return the array or scalar that a map with a mark represents. Return maps without a mark unchanged."""
-        # `wire` is a map from a message. The fields of `self` are keys of such maps: `mark` is in each map of an array,
-        # and `scalar` in each map of a scalar.
+        # `wire` is a map from a message. The fields of `self` are keys of such maps.
+        # The map of an array has the key `mark`, and the map of a scalar has the key `scalar`.
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
         if self.scalar in wire:  # if `scalar` is None, no map has this key

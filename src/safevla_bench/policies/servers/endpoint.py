@@ -131,7 +131,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
     """
     deadline = time.monotonic() + endpoint.connect_s
     while True:
-        problems = []  # of this round of attempts only
+        problems = []  # the reasons for the failures in this round
         for address in endpoint.addresses:
             problem = attempt(address, deadline)
             if problem is None:
@@ -148,7 +148,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
     """Close the connection on a `PolicyError`, and raise `ServerRefusedError`, because all episodes would fail."""
-    # A handshake is all that happens from the connection to the first request. Lost connections may recover.
+    # Use this around the handshake, before the first request. The error of a lost connection is raised unchanged.
     try:
         yield
     except ServerLostError:

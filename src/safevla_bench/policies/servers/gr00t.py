@@ -116,7 +116,7 @@ class Gr00tModel(RemoteModel):
         """Call an endpoint and return its answer; connect first if there is no connection. Raises `ServerLostError` if
         the answer does not arrive in time, and `PolicyError` if the answer is unreadable or reports an error.
         """
-        # `endpoint` is the name of a server's function, such as `get_action`. None = no data, or the usual timeout.
+        # `endpoint` is the name of a server's function, such as `get_action`. Without `timeout_s`, `answer_s` applies.
         seconds = self._endpoint.answer_s if timeout_s is None else timeout_s
         fields = {"endpoint": endpoint, "data": data, "api_token": self.key}
         request = {name: value for name, value in fields.items() if value is not None}
@@ -216,7 +216,7 @@ def parse_modalities(config: object) -> dict[str, Modality]:
     # A modality (video, state, language or action) has the keys of a model's inputs or outputs, such as cameras.
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
-        # A map with one of these keys describes a modality; it may come from either encoding of servers.
+        # A map with one of these keys describes a modality. The two array encodings of servers use different keys.
         if not isinstance(value, Mapping) or not _MODALITY_MARKS & value.keys():
             continue
         with suppress(msgspec.MsgspecError):  # unreadable: omit the modality

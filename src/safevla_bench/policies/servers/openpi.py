@@ -71,7 +71,7 @@ class WebsocketModel(RemoteModel):
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
         except AssertionError:  # raised by websockets after a timeout; messages are then out of order
-            stray_frame = b""  # not None, so that it is refused below
+            stray_frame = b""  # not None, so that the error below is raised
         if isinstance(stray_frame, str):
             self.close()
             raise self.server_error(stray_frame)
@@ -175,14 +175,14 @@ class OpenpiModel(WebsocketModel):
 
     def ask_arguments(self) -> Mapping[str, str]:
         # Return the client arguments that the server requests, such as its cameras; {} for most servers.
-        with suppress(ServerRefusedError):  # even if the client cannot obey the server, `greeting` is set
+        with suppress(ServerRefusedError):  # `greeting` is set even if the dialect does not fit the server
             self._connect()
         self.close()
         served = _parse_served_greeting(self.greeting)
         if served:
             return served.arguments(self.dialect)
         chunk_size = self.greeting.get("action_chunk_size")  # only starVLA's servers send this key
-        # In such a dialect, the server decides how many actions of a chunk are executed.
+        # In a dialect with `replan` "server", the server decides how many actions of a chunk are executed.
         requests_replan = isinstance(chunk_size, int) and self.dialect.inference.replan == "server"
         return {"replan": str(chunk_size)} if requests_replan else {}
 

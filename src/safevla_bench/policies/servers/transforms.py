@@ -104,7 +104,7 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
 
 def _linear_weights(length: int, size: int) -> tuple[Ints, Ints, Ints, Ints]:
     # Return four arrays [size], with the indices and weights for resizing an axis of `length` pixels.
-    # They are: index of the old pixel before each new pixel's center, index after, weight before, weight after.
+    # For each new pixel: indices of the old pixels before and after its center, then the weights of these two pixels.
     # Weights are multiples of 1/2048.
     positions = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     lower = np.floor(positions).astype(np.int64)
@@ -218,8 +218,8 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] with switches, such as the gripper, converted to the host's values −1 and +1. `columns`
     maps a switch's column to a name in `SWITCHES`. Infinity and NaN stay unchanged, so that later checks can find them.
     """
-    # Models have different conventions, such as 0 and 1 for the gripper. `SWITCHES` maps a name to a function that
-    # converts a column of such values.
+    # Models have different conventions, such as 0 and 1 for the gripper.
+    # `SWITCHES` maps a convention's name to a function that converts a column of values.
     converted = np.array(actions, dtype=np.float64)
     for column, conversion in columns.items():
         values = converted[:, column]

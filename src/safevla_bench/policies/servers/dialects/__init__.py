@@ -193,8 +193,8 @@ class Dialect:
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
-        # Each array has columns of the action, and is converted by a function of `FORMS`, chosen by name. The columns
-        # in `switches`, such as the gripper's, have only two values.
+        # Each array has columns of the action, and is converted by the function of `FORMS` with the name `form`.
+        # The columns in `switches`, such as the gripper's, have only two values.
         columns = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
         return transforms.convert_switches(np.concatenate(columns, axis=1), self.switches)
 
@@ -227,7 +227,7 @@ def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     if not rest:
         tree[key] = value
         return
-    # The map or list under `key`; the type of the next key decides which of the two is created.
+    # The map or list under `key`. If it is missing, create a list if the next key is an index, else a map.
     branch = tree[key] if isinstance(key, int) else tree.get(key)
     if branch is None:
         branch = tree[key] = [] if isinstance(rest[0], int) else {}
@@ -235,7 +235,7 @@ def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
 
 
 def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
-    # Return a value of a reply as an array of numbers; raise `ReplyError` if it is none. `path_text` names the value.
+    # Return a value of a reply as an array of numbers. Raise `ReplyError`, which names `path_text`, for other values.
     try:
         if isinstance(value, list | np.ndarray | np.generic | int | float):
             return to_real_numbers(value)
