@@ -144,7 +144,7 @@ def test_the_words_of_a_plan_name_the_episodes_of_a_task_and_of_all():
     assert one.to_text().startswith(f"{one.episodes} episodes per task are")
     assert "At least 6" not in plan(difference=0.3, tasks=6).to_text()
     never = structs.replace(several, episodes=None, least_tasks=None)
-    assert "over a million tasks" in never.to_text()
+    assert "More than a million tasks" in never.to_text()
     assert structs.replace(several, episodes=None).to_text().startswith("Over a million episodes")
 
 

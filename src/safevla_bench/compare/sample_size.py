@@ -64,8 +64,8 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
             f"at {level} confidence and {power} power"
         )
         if self.least_tasks is None or request.tasks < self.least_tasks:
-            least_text = "over a million" if self.least_tasks is None else self.least_tasks
-            yield f"No number of episodes is enough {aim}. At least {least_text} tasks are needed."
+            least_text = "More than a million" if self.least_tasks is None else f"At least {self.least_tasks}"
+            yield f"No number of episodes is enough {aim}. {least_text} tasks are needed."
         elif self.episodes is None:
             yield f"Over a million episodes per task are needed {aim}."
         else:
