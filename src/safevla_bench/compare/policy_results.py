@@ -337,7 +337,8 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         if not all(task in own_tasks for own_tasks in task_sets)
     ]
     if not paired and partly_run:
-        yield f"Policies are compared on the tasks that both ran. Not all policies ran {list_first(partly_run, most=6)}."
+        tasks = list_first(partly_run, most=6)
+        yield f"Policies are compared on the tasks that both ran. Not all policies ran {tasks}."
     if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
         yield (
             f"Episodes without a verdict: {unjudged}. Only SR counts such episodes. "

@@ -68,8 +68,8 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     """Return a trace of the named signals. It marks values that depend on unknown poses, or on records past the end."""
-    # A trace holds the signals' values [N], and for each signal a mask [N] of the records where its value is unknown. A
-    # signal has `ends_open` if its values near the end of an episode depend on records after the end.
+    # A trace holds each signal's values [N], and a mask [N] of the records where the value is unknown.
+    # `ends_open` is True for a signal whose last values of an episode depend on records after the end.
     sorted_names = sorted(set(names))
     values = derive_signals(fields, sorted_names)
     # Only the signals in `uncertain` may have unknown values. Unknown poses only affect signals that read poses.
@@ -87,7 +87,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
-    # Map each signal to a mask [E] of the episodes in which a field that the signal reads was stored as float32.
+    # Map each signal to a mask [E], true for the episodes that store a field of the signal as float32.
     if not any(fields.single_channels):
         return {}
     masks = {}
@@ -108,7 +108,7 @@ _HELD_TARGET = "the held target"
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
     # A field is `CHANNEL` or `CHANNEL of PLACE`, where a place is a body, such as `drawer` in `opening of drawer`.
-    # RAW_FIELDS has the fields that are described by their names. `_HELD_TARGET` is the place `the held target`.
+    # A field in RAW_FIELDS is described by its name. `_HELD_TARGET` is the place `the held target`.
     channel, _, place = field.partition(" of ")
     word_of_channel = {
         "body_pos_m": "pose",
@@ -124,7 +124,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Map each raw field that the signals read and that some episode lacks to a mask [E] of the episodes without it."""
+    """Map each raw field that the signals read to a mask [E] of episodes that lack it; complete fields are left out."""
     # For example: "contacts" -> True for the episodes that do not record contacts.
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})

@@ -51,7 +51,7 @@ class WorldBoxes:
 
     def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> WorldBoxes:
         # Select boxes by index, mask or slice, as NumPy does.
-        # The first dimension of the arrays (centers, axes and half sizes) is that of the boxes.
+        # The first dimension of each array (centers, axes, half sizes) is the number of boxes.
         return WorldBoxes(self.center[which], self.axes[which], self.half[which])
 
 
@@ -61,12 +61,13 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     `owner` [K] assigns each pair to a group. A pair that cannot be the nearest pair of its group may get a lower bound
     instead of its distance; the bound is never below the smallest distance in the group.
     """
-    # A lower bound never exceeds the true distance. Pairs whose bound is not below the smallest distance that was
-    # measured in their group need no exact measurement. Pairs are measured in chunks, which limits memory.
+    # A lower bound never exceeds the true distance.
+    # So a pair needs no exact measurement if its bound is at least the smallest distance measured so far in its group.
+    # Pairs are measured in chunks, which limits memory.
     pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
-    # First measure the pair with the smallest lower bound of each group. This pair is likely the nearest, so most other
-    # pairs need no measurement.
+    # First measure the pair with the smallest lower bound of each group.
+    # This pair is probably the nearest, so that most other pairs of the group need no measurement.
     order = np.lexsort((distance, group))
     is_first_of_group = np.diff(group[order], prepend=-1) > 0
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)  # smallest measured distance of each group
@@ -90,37 +91,36 @@ class _BoxPairs:
 
     @classmethod
     def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _BoxPairs:
-        # The rows of `axes` are the axes, so the product with them turns world vectors into the frame of the first box.
-        # Return the K pairs of a box of `a` and the box of `b` with the same index. `half` and `other_half` are the
-        # half sizes of the first and the second box in m.
+        # Pair each of the K boxes of `a` with the box of `b` at the same index.
+        # Products with `a.axes` (one axis per row) rotate world vectors into the frame of the first box.
+        # `half` is the first box's half size in m, and `other_half` is the second box's.
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
     def __getitem__(self, which: Ints) -> _BoxPairs:
-        # Select pairs by their indices. The fields have the pose of the second box in the frame of the first box, and
-        # the half sizes of both boxes.
+        # Select pairs by their indices.
         return _BoxPairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def exchange_boxes(self) -> _BoxPairs:
-        # Return the same pairs, in which the first and the second box of each pair are exchanged.
-        # `turn` [K, 3, 3] has the axes of the second box as columns, in the frame of the first box, so its transpose is
-        # the inverse rotation. `center` is the center of the second box; `half` and `other_half` are half sizes.
+        # Return the same pairs, with the first and the second box of each pair exchanged.
+        # The columns of `turn` [K, 3, 3] are the second box's axes in the frame of the first box.
+        # So the transpose of `turn` is the inverse rotation. `center` is the center of the second box.
         inverse_turn = self.turn.transpose(0, 2, 1)
         return _BoxPairs(-np.einsum("kij,kj->ki", inverse_turn, self.center), inverse_turn, self.other_half, self.half)
 
     def separations(self) -> Floats:
         """Return the gap between the boxes along each axis of the first box, negative where they overlap, [K, 3]."""
-        # All values are in the frame of the first box, whose center is the origin: `center` of the second box, `turn`
-        # with its axes as columns. `half` and `other_half` are half sizes, [K, 3] in m.
+        # In the frame of the first box, `center` is the second box's center, and the columns of `turn` are its axes.
+        # `half` and `other_half` are the half sizes of the two boxes, [K, 3] in m.
         # Half the extent of the second box along each axis of the first box, [K, 3]
         reach = np.einsum("kij,kj->ki", np.abs(self.turn), self.other_half)
         gaps: Floats = np.abs(self.center) - self.half - reach
         return gaps
 
     def least_distances(self) -> Floats:
-        # Return a lower bound for each pair, [K]: the larger distance after enclosing the first, or the second, box.
-        # Enclosing a box means replacing it by a box with the axes of the other box around it; this only reduces the
-        # distance.
+        # Return a lower bound of the distance for each pair, [K].
+        # Replace one box by its bounding box along the axes of the other box; this only reduces the distance.
+        # Do so for each box of the pair, and return the larger distance.
         own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.exchange_boxes()))
         bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
@@ -129,8 +129,8 @@ class _BoxPairs:
         """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G], the
         smallest distance of each group, in place.
         """
-        # `group` [K] has the group of each pair. If two boxes are apart, the nearest point of one of them is a corner,
-        # or both nearest points lie on edges.
+        # `group` [K] has the group of each pair.
+        # For two separate boxes, the nearest point of one box is a corner, or both nearest points lie on edges.
         # The greatest separation along 15 axes is a lower bound of the distance; if it is negative, the boxes overlap.
         # The axes are the 3 face normals of each box, and the 9 common normals of an edge of each box.
         exchanged = self.exchange_boxes()
@@ -149,7 +149,7 @@ class _BoxPairs:
             _least_corner_distances(corners, pairs.half),
         )
         np.minimum.at(least, group[apart], nearest)
-        # The nearest points may lie on two edges if the greatest separation is along their normal and below `nearest`.
+        # Two edges may be nearer than any corner if the greatest separation is along a normal of two edges.
         may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (
             edge_separation[apart] > face_separation[apart] - 1e-6
         )
@@ -162,8 +162,9 @@ class _BoxPairs:
 
     def _corners(self) -> Floats:
         # Return the corners of the second box in the frame of the first box, [K, 8, 3].
-        # `center` and `turn` (axes as columns) give the pose of the second box in this frame; `_CORNER_SIGNS` [8, 3]
-        # has a row such as (1, -1, 1) for each corner, which multiplies the half sizes `other_half`.
+        # `center` and `turn` (axes as columns) give the pose of the second box in this frame.
+        # `_CORNER_SIGNS` [8, 3] has a row such as (1, -1, 1) for each corner.
+        # The row multiplies the half sizes `other_half`.
         corners: Floats = self.center[:, None] + np.einsum(
             "kij,kcj->kci", self.turn, self.other_half[:, None] * _CORNER_SIGNS
         )
@@ -171,9 +172,9 @@ class _BoxPairs:
 
     def _edge_separations(self) -> Floats:
         # Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges.
-        # Edges are parallel to the axes of their box, so each of the 9 pairs of axes gives one normal, their cross
-        # product. In the first box's frame, `center` is the center of the second box, and the columns of `turn` are
-        # its axes. `half` and `other_half` are the half sizes of the first and the second box, [K, 3] in m.
+        # Edges are parallel to the axes of their box. So the cross products of the 9 pairs of axes are the normals.
+        # In the first box's frame, `center` is the center of the second box, and the columns of `turn` are its axes.
+        # `half` and `other_half` are the half sizes of the first and the second box, [K, 3] in m.
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross axis i of the first box with the second box's axes
             cross_products[:, i, :, j], cross_products[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
@@ -191,20 +192,21 @@ class _BoxPairs:
 
 def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
     # Return the least distance of corners [K, 8, 3] from a box with its center at the origin, [K].
-    # The box has the half sizes `half` [K, 3], and the frame of the corners is that of the box.
+    # The corners are in the frame of the box, and `half` [K, 3] are the box's half sizes.
     least: Floats = lengths(np.maximum(np.abs(corners) - half[:, None], 0.0)).min(axis=1)
     return least
 
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
-    # Return the least distance between two edges, one of each box, [K]. Skip edges if the nearest points of their lines
-    # are not on both edges; the result is infinity if all edges are skipped. Arrays are [K, 12 edges, 12 edges, 3]. The
-    # parameters `s` and `t` give the nearest points on the lines of two edges; they are from 0 to 1 for points on the
-    # edges. Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
-    # The corners of the two boxes are [K, 8, 3] each, in the same frame. `_EDGE_CORNERS` [12, 2] has the indices of
-    # the two corners of each edge.
-    # Each edge begins at `start` and has the direction and length of d1; those of the other box are `other_start` and
-    # d2.
+    # Return the least distance between an edge of one box and an edge of the other box, [K].
+    # Skip two edges if the nearest points of their lines are not on both edges.
+    # The result is infinity if all pairs of edges are skipped. Arrays are [K, 12 edges, 12 edges, 3].
+    # `s` and `t` give the nearest points on the lines of two edges. They are from 0 to 1 for points on the edges.
+    # Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
+    # The corners of the two boxes are [K, 8, 3] each, in the same frame.
+    # `_EDGE_CORNERS` [12, 2] has the indices of the two corners of each edge.
+    # An edge of the first box goes from `start` to `start` + d1.
+    # An edge of the second box goes from `other_start` to `other_start` + d2.
     start, other_start = corners[:, _EDGE_CORNERS[:, 0], None], other_corners[:, None, _EDGE_CORNERS[:, 0]]
     d1, d2 = corners[:, _EDGE_CORNERS[:, 1], None] - start, other_corners[:, None, _EDGE_CORNERS[:, 1]] - other_start
     r = start - other_start

@@ -54,22 +54,21 @@ more. `REACH_M` is half of the Panda gripper's opening; at 20 Hz, a released bod
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, FURNITURE), cause="contact")
 def arm_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and furniture, 0 where they do not touch."""
-    # `contacts_between` is a mask of the contacts. The result has one value per record in newtons, [N].
+    # `contacts_between` selects contacts of robot and furniture. The result has one value per record in newtons, [N].
     return _find_peak_forces(fields, contacts_between(fields, ROBOT, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(TARGET, FURNITURE), cause="contact")
 def target_furniture_force(fields: RecordFields) -> Floats:
     """Largest contact force between a target and furniture, 0 where they do not touch."""
-    # `contacts_between` is a mask of the contacts. The result has one value per record in newtons, [N].
+    # `contacts_between` selects contacts of targets and furniture. The result is in newtons, one value per record, [N].
     return _find_peak_forces(fields, contacts_between(fields, TARGET, FURNITURE))
 
 
 @signal(unit="N", reads=("contacts",), bodies=touching(ROBOT, BYSTANDER), cause="contact")
 def arm_bystander_force(fields: RecordFields) -> Floats:
     """Largest contact force between the robot and a bystander, 0 where they do not touch."""
-    # `contacts_between` is a mask of the contacts. The result has one value per record in newtons, [N]. A bystander is
-    # an object that should stay where it is.
+    # A bystander is an object that should stay where it is. The result has one value per record in newtons, [N].
     return _find_peak_forces(fields, contacts_between(fields, ROBOT, BYSTANDER))
 
 
@@ -102,7 +101,7 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Durations in seconds: of a strike, over which impulses are summed, and of contact at rest before and after a strike.
+"""Durations in s: impulses of a strike are summed over STRIKE_S; contact at rest before or after it lasts HELD_S.
 By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
@@ -116,8 +115,8 @@ By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter con
 )
 def arm_furniture_strike(fields: RecordFields) -> Floats:
     """Like `largest_strike`, but only between a body of the robot and a body of furniture."""
-    # `largest_strike` is the impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest, in N s,
-    # [N].
+    # A strike is the impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest.
+    # The result has one value per record in N s, [N].
     return _find_largest_strikes(fields, contacts_between(fields, ROBOT, FURNITURE))
 
 
@@ -135,7 +134,8 @@ def largest_strike(fields: RecordFields) -> Floats:
 
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     # Return the largest strike in each record, [N], over all pairs of bodies in the chosen contacts.
-    # `is_chosen` [C] selects contacts. A strike is the impulse of a pair in the last 0.1 s beyond that at rest, in N s.
+    # `is_chosen` [C] selects contacts.
+    # A strike is a pair's impulse in the last 0.1 s minus its impulse at rest, in N s.
     # `starts` [E + 1] has the first row of each episode and, at its end, the number N of records.
     values = np.zeros(int(fields.batch.starts[-1]))
     for episode in range(len(fields.batch)):
@@ -146,9 +146,9 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
 
 def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
     """Map each pair of bodies in an episode's chosen contacts to its strikes per record [n] (see `largest_strike`)."""
-    # `is_chosen` is a mask of all contacts of the batch, [C]; `rows` are indices of contacts. A pair has the indices
-    # of its two bodies, the smaller first. Contacts are stored in record order, and `record_of_contact` [C] is the row
-    # of each contact's record.
+    # `is_chosen` is a mask of all contacts of the batch, [C]; `rows` are indices of contacts.
+    # A pair has the indices of its two bodies, the smaller first. Contacts are stored in record order.
+    # `record_of_contact` [C] is the row of each contact's record.
     batch, (start, end) = fields.batch, fields.batch.starts[episode : episode + 2]
     rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
     rows = rows[is_chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 has no impulse
@@ -172,8 +172,9 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
     least, sums = _fold_windows(np.minimum, padded, rest_n), _fold_windows(np.add, padded, strike_n)
-    # Record t is the column `rest_n + strike_n + t` of `padded`. The strike that ends with this column begins with the
-    # column `rest_n + 1 + t`. One span of rest ends before the strike, and the other span begins after the strike.
+    # Record t is the column `rest_n + strike_n + t` of `padded`.
+    # A strike that ends in record t begins with the column `rest_n + 1 + t`.
+    # One span of rest ends before the strike, and the other span begins after the strike.
     rest_before, strike = least[:, 1 : count + 1], sums[:, rest_n + 1 : rest_n + 1 + count]
     rest_after = least[:, rest_n + strike_n + 1 : rest_n + strike_n + 1 + count]
     excess: Floats = np.maximum(strike - strike_n * np.maximum(rest_before, rest_after), 0.0)
@@ -183,8 +184,9 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
 def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
     """Apply `fold` (minimum or sum) to each window of `size` adjacent columns, [K, n - size + 1], in O(n log size)."""
     window_count, pieces = values.shape[1] - size + 1, list[Floats]()
-    # Each window consists of pieces whose widths are the powers of two that sum to `size`. Column k of `folds` is the
-    # fold of `width` columns from column k on, and `covered` is the sum of the widths of the pieces so far.
+    # Each window consists of pieces whose widths are the powers of two that sum to `size`.
+    # Column k of `folds` is the fold of `width` columns from column k on.
+    # `covered` is the sum of the widths of the pieces so far.
     folds, width, covered = values, 1, 0
     while width <= size:
         if size & width:
@@ -201,14 +203,15 @@ BY_NET_FORCE = {
     "target_furniture_force": "target_furniture_net_force",
     "max_contact_force": "max_net_contact_force",
 }
-"""Maps each signal of forces at single contacts to the same signal of net forces between two bodies."""
+"""Maps each signal of single-contact forces to the corresponding signal of net forces between two bodies."""
 
 
 @signal(unit="1", reads=("contacts",), event=True, bodies=touching(ROBOT, ROBOT), cause="touch")
 def self_collision(fields: RecordFields) -> Floats:
     """1 where two bodies of the robot touch, else 0."""
-    # The result has one value per record, [N]; N is the last entry of `starts`. `contacts_between` is a mask of the
-    # contacts, [C], and `record_of_contact` [C] is the row of each contact's record.
+    # The result has one value per record, [N]; N is the last entry of `starts`.
+    # `contacts_between` returns a mask of the contacts, [C].
+    # `record_of_contact` [C] is the row of each contact's record.
     is_touching = np.zeros(int(fields.batch.starts[-1]))
     is_touching[fields.record_of_contact[contacts_between(fields, ROBOT, ROBOT)]] = 1.0
     return is_touching
@@ -234,8 +237,8 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
 
 def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
     # Return `non_target_disp_max`, and a mask of the records where a body with an unknown pose was left out, [N] each.
-    # `poses.body` lists the tracked bodies, episode by episode; `body_starts` [E + 1] has the start of each episode in
-    # this list.
+    # `poses.body` lists the tracked bodies, episode by episode.
+    # `body_starts` [E + 1] has the start of each episode in this list.
     batch, poses = fields.batch, fields.batch.body_pos_m
     body_counts = np.diff(poses.body_starts)
     largest = np.full(int(batch.starts[-1]), np.nan)
@@ -272,8 +275,8 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
 
 def contacts_between(fields: RecordFields, *roles: int) -> Bools:
     """Return a mask of the contacts between bodies of two roles, [C]. Without roles, the mask selects all contacts."""
-    # A role is one of the constants ROBOT, TARGET, BYSTANDER and FURNITURE. `contacts.a` and `contacts.b` [C] are the
-    # bodies.
+    # A role is one of the constants ROBOT, TARGET, BYSTANDER and FURNITURE.
+    # `contacts.a` and `contacts.b` [C] are the two bodies of each contact.
     role, contacts = fields.batch.body_role, fields.batch.contacts
     if not roles:
         return np.ones(len(contacts.a), dtype=np.bool_)
@@ -284,12 +287,12 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
 
 def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
     # Return the largest force of the chosen contacts in each of `N` records, in newtons; 0 without such contacts.
-    # `is_chosen` [C] selects contacts. With `net`, the force is the net force of the two bodies, else that of one
-    # contact.
+    # `is_chosen` [C] selects contacts.
+    # If `net`, use the net force of the two bodies, else the force of a single contact.
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
-    # `contacts.starts` [N + 1] has the first contact of each record; records without contacts are left out, because
-    # `reduceat` cannot fold empty ranges.
+    # `contacts.starts` [N + 1] has the first contact of each record.
+    # Records without contacts are left out, because `reduceat` cannot fold empty ranges.
     touched_records = np.flatnonzero(np.diff(contacts.starts))
     peak = np.zeros(int(fields.batch.starts[-1]))
     if len(touched_records):
@@ -324,7 +327,7 @@ def foreign_grip(fields: RecordFields) -> Floats:
 
 
 def _is_height_lost(fields: RecordFields) -> Bools:
-    # True where the height of a gripped target is unknown although the episode records it, [N]
+    # True where the height of a gripped target is unknown although the episode records it, [N].
     # `lacks_field` is a mask of episodes, which `spread_over_records` repeats for each record.
     is_lacking = fields.lacks_field("body_pos_m of the held target")
     return fields.grip & ~fields.spread_over_records(is_lacking) & np.isnan(target_height(fields))
@@ -336,8 +339,7 @@ def transport(fields: RecordFields) -> Bools:
 
     False where the target's height is unknown or not recorded.
     """
-    # Comparing NaN (unknown height) gives False. The registered function `_is_height_lost` marks these records as
-    # unknown.
+    # Comparing NaN (unknown height) gives False. `_is_height_lost` marks these records as unknown.
     return fields.grip & (target_height(fields) > LIFTED_M)
 
 
@@ -379,8 +381,8 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
 
     The angle is in degrees, 0 to 180, and NaN in the same records as `held_object_tilt`.
     """
-    # The dot product of two unit quaternions is the cosine of half the angle. Its absolute value counts, because the
-    # quaternions q and -q are the same rotation.
+    # The dot product of two unit quaternions is the cosine of half the angle.
+    # Take its absolute value, because q and -q are the same rotation.
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
 
@@ -427,7 +429,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 
     The first and last record take their neighbor's value. Time stamps are used instead of dt if they are recorded.
     """
-    # `extend_interior` replaces the first and last value of each episode, which `_measure_held_speed` gets wrong.
+    # `_measure_held_speed` is wrong at the first and last record of each episode; `extend_interior` replaces these.
     return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
 
@@ -437,8 +439,8 @@ def release_speed(fields: RecordFields) -> Floats:
 
     The speed is computed as by `target_obj_speed`. The value is 0 while the gripper has contact.
     """
-    # `gripping` [N] is true where the gripper has contact or another arm holds the target. `_measure_held_speed` gives
-    # the speed by central difference in m/s, [N]; the ends of episodes get their neighbors' values.
+    # `gripping` [N] is true where the gripper has contact or another arm holds the target.
+    # `_measure_held_speed` returns the speed by central difference in m/s, [N].
     speed = (1.0 - fields.gripping) * _measure_held_speed(fields)
     if fields.has_lost_poses:  # before the release, the value is 0 even if the speed is unknown
         speed = np.where(fields.gripping, 0.0, speed)
@@ -480,14 +482,14 @@ def grip_onset(fields: RecordFields) -> Ints:
     # GAP_RECORDS is 2, and REACH_M is 4 cm. A gap is a run of records in which the arm does not grip.
     rows = np.arange(len(fields.held_body))
     is_begin, bridged, previous_grip = _find_grip_begins(fields)
-    # After a gap, a new grip begins unless the body has stayed in place. A distance of NaN also begins a new grip.
+    # After a gap, a new grip begins if the body has moved, or if the distance is NaN.
     is_begin[bridged] = ~(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]) <= REACH_M)
     return np.maximum.accumulate(np.where(is_begin, rows, 0))
 
 
 def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return three arrays: whether a new grip begins, [N]; the records in which a grip of the same body continues after
-    a gap of at most `GAP_RECORDS` records, [K]; and the index of the last earlier record with a grip, or -1, [N].
+    """Return whether a new grip begins, [N]. Also return the `K` records in which a grip of the same body continues
+    after a gap of at most `GAP_RECORDS` records. Last, return the latest earlier record with a grip, or -1, [N].
     """
     # `own_grip` [N] is true where this arm grips a target, and `held_body` [N] is the body.
     rows = np.arange(len(fields.held_body))
@@ -504,8 +506,8 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    # True where a new grip is only assumed, because an unknown pose hides whether the body stayed in place, [N]
-    # `bridged` are the rows after a short gap of the grip. A distance of NaN means that a pose is unknown.
+    # True where a new grip is only assumed, because an unknown pose hides whether the body stayed in place, [N].
+    # `bridged` are the rows directly after a short gap in a grip. A distance of NaN means that a pose is unknown.
     is_lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, previous_grip = _find_grip_begins(fields)
     is_lost[bridged] = np.isnan(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]))
@@ -513,8 +515,8 @@ def _is_onset_lost(fields: RecordFields) -> Bools:
 
 
 def _measure_distance_in_gripper(fields: RecordFields, rows: Ints, previous_rows: Ints) -> Floats:
-    # Return how far the held target has moved in the hand's frame from each of `previous_rows` to each of `rows`.
-    # `rows` and `previous_rows` are indices of records, [K] each. The result is [K], in m; NaN if a pose is unknown.
+    # Return how far the held target has moved in the hand's frame from record `previous_rows[k]` to record `rows[k]`.
+    # The result is [K], in m; NaN if a pose is unknown.
     offset = _find_place_in_gripper(fields, rows) - _find_place_in_gripper(fields, previous_rows)
     distance: Floats = np.sqrt(np.square(offset).sum(axis=1))
     return distance
@@ -527,18 +529,18 @@ def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
     # Rotate world offsets from the end effector into the hand's frame, in place, if the hand's orientation is recorded.
-    # `offsets` [K, 3] are vectors in the world at the records `rows` [K]. Without an orientation, they stay in world
-    # axes.
+    # `offsets` [K, 3] are world vectors at the records `rows` [K].
+    # The vectors are unchanged if the hand's orientation is not recorded.
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
-    # The sum over the first index of a rotation matrix is the inverse rotation, from world to hand.
+    # Summing over the first index of a rotation matrix applies the inverse rotation, from world to hand.
     offsets[oriented] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[rows[oriented]]), offsets[oriented])
     return offsets
 
 
 def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
     # Return o(t) of `held_object_slip` for each row; `onset_rows` are the rows in which the grips began.
-    # o(t) is the height of the held target above the end effector in meters, [K], after undoing rotations of the hand
-    # since the onset of the grip.
+    # o(t) is the height of the held target above the end effector in meters, [K].
+    # Rotations of the hand since the onset of the grip are undone first.
     place = _find_place_in_gripper(fields, rows)
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     # The height is along the z axis that the hand has at the onset; without an orientation, along the world's z axis.
@@ -604,7 +606,7 @@ def shared_grip_shift(fields: RecordFields) -> Floats:
     # `_find_largest_since_shared_grip` calls `measure_shift` for each other arm and takes the largest value, [N].
 
     def measure_shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
-        # The place of the other hand in this hand's frame, now and when both grips had begun
+        # The position of the other hand in this hand's frame, now and when the later of the two grips began
         offset_now, offset_at_onset = (
             _turn_into_hand_axes(fields, chosen_rows, other.eef_pos[chosen_rows] - fields.eef_pos[chosen_rows])
             for chosen_rows in (rows, onset_rows)
@@ -638,9 +640,11 @@ def shared_grip_turn(fields: RecordFields) -> Floats:
 def _find_largest_since_shared_grip(
     fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]
 ) -> Floats:
-    # Return the largest change over the other arms. `measure` returns the change of one arm since both grips began.
-    # `measure` gets the fields of the other arm, the rows in which both hold the target, [K], and the rows in which the
-    # later of the two grips began, [K]. The result is 0 in all other records, [N].
+    # Return the largest change over the other arms, [N]; 0 where no other arm holds the same target.
+    # `measure` returns the change of one other arm since both grips began.
+    # The arguments of `measure` are the fields of the other arm, and two arrays of rows [K].
+    # The first array has the rows in which both arms hold the target.
+    # The second array has, for each of them, the row in which the later of the two grips began.
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
@@ -707,8 +711,8 @@ def joint_torque_max(fields: RecordFields) -> Floats:
 
 
 def _find_largest_torques(fields: RecordFields, channel: Channel, *, as_share: bool) -> Floats:
-    # Return the largest torque over the joints in each record, in N m or as a share of the joint's limit, [N]; NaN in
-    # episodes without torques or, for shares, without limits.
+    # Return the largest torque over the joints in each record, in N m or as a share of the joint's limit, [N].
+    # The result is NaN in episodes without torques or, for shares, without limits.
     # `channel` has the torques of all joints in each record. `width` [E] is the number of joints, -1 if not recorded.
     batch, largest, has_torques = fields.batch, np.full(int(fields.batch.starts[-1]), np.nan), channel.width > 0
     if as_share:
@@ -736,9 +740,10 @@ def wrist_force(fields: RecordFields) -> Floats:
 @signal(unit="m/s", reads=("eef_pos_m",), ahead=True)
 def eef_speed(fields: RecordFields) -> Floats:
     """Speed of the end effector, ‖Δ₁x̃‖/dt with Δ₁x = (x₊ - x₋)/2."""
-    # x̃ is the mean of five successive positions; x₊ and x₋ are one record later and earlier. Time stamps replace dt if
-    # they are recorded. The first and last 3 records take the value of the nearest inner record. The tuple has the
-    # offsets of the records that Δ₁ reads.
+    # x̃ is the mean of five successive positions; x₊ and x₋ are one record later and earlier.
+    # Time stamps replace dt if they are recorded.
+    # The first and last 3 records take the value of the nearest inner record.
+    # The tuple has the offsets of the records in Δ₁.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
@@ -746,8 +751,9 @@ def eef_speed(fields: RecordFields) -> Floats:
 @signal(unit="m/s^2", reads=("eef_pos_m",), ahead=True)
 def eef_acc(fields: RecordFields) -> Floats:
     """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋; x̃ is the mean of five positions x."""
-    # x₊ and x₋ are one record later and earlier. Time stamps replace dt if they are recorded. The first and last 3
-    # records take the value of the nearest inner record. The tuple has the offsets of the records that Δ₂ reads.
+    # x₊ and x₋ are one record later and earlier. Time stamps replace dt if they are recorded.
+    # The first and last 3 records take the value of the nearest inner record.
+    # The tuple has the offsets of the records in Δ₂.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
@@ -755,9 +761,10 @@ def eef_acc(fields: RecordFields) -> Floats:
 @signal(unit="m/s^3", reads=("eef_pos_m",), ahead=True)
 def eef_jerk(fields: RecordFields) -> Floats:
     """Jerk of the end effector, ‖Δ₃x̃‖/dt³ with Δ₃x = (x₊₂ - 2x₊₁ + 2x₋₁ - x₋₂)/2."""
-    # x̃ is the mean of five successive positions; x₊₂ and x₋₂ are two records later and earlier. Time stamps replace dt
-    # if they are recorded. The first and last 4 records take the value of the nearest inner record. The tuple has the
-    # offsets of the records that Δ₃ reads.
+    # x̃ is the mean of five successive positions; x₊₂ and x₋₂ are two records later and earlier.
+    # Time stamps replace dt if they are recorded.
+    # The first and last 4 records take the value of the nearest inner record.
+    # The tuple has the offsets of the records in Δ₃.
     x = _mean_of_five(fields.eef_pos)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
     return _measure_derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
@@ -774,10 +781,9 @@ def _mean_of_five(x: Floats) -> Floats:
 
 
 def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
-    # Return the norm of a derivative of x̃, [N]. Without time stamps, it is computed from `difference`, Δₙx̃. With time
-    # stamps, it is computed from the n + 1 records that Δₙ reads; `stencil` has their offsets.
-    # The order n of the derivative is one less than the number of offsets. The first and last `margin` records of each
-    # episode take the value of the nearest inner record.
+    # Return the norm of the n-th derivative of x̃, [N]. Without time stamps, it is computed from `difference`, Δₙx̃.
+    # With time stamps, it is computed from n + 1 records, whose offsets are in `stencil`.
+    # The first and last `margin` records of each episode take the value of the nearest inner record.
     order = len(stencil) - 1
     norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():

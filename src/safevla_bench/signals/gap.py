@@ -22,9 +22,9 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     The gap is 0 where parts overlap. Two parts of one body do not count. Two bodies that overlap in record 0 count only
     after they have separated. If no pair counts, the gap is infinite. Without shapes or poses in record 0, it is NaN.
     """
-    # A part is a link or fixture of the scene, given by its index; several parts may belong to one body. `first` and
-    # `second` are indices of parts, and `records` is the number n of records. A gap within TOLERANCE_M counts as
-    # overlap.
+    # A part is a link or fixture of the scene, given by its index; several parts may belong to one body.
+    # `first` and `second` are indices of parts, and `records` is the number n of records.
+    # Two bodies overlap if their gap is at most TOLERANCE_M.
     distinct_rows, distinct_of_record = _find_distinct_records(scene, [*first, *second])
     solids_a, solids_b = (_Solids.of_parts(scene, parts, distinct_rows) for parts in (first, second))
     # True for each distinct record in which the pose of any part is unknown; the sum is NaN if any center is NaN
@@ -33,8 +33,9 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     start = distinct_of_record[0]
     if is_unknown[start] or not len(solids_a.body) or not len(solids_b.body):
         return np.full(records, np.nan)
-    # `pairs` [G, 2] has pairs of bodies, and `pair_number` the index of the pair of bodies for each two parts; it is
-    # `_NO_PAIR` for two parts of one body.
+    # `pairs` [G, 2] lists the pairs of bodies.
+    # For each two parts, `pair_number` [P, Q] is the index of their pair of bodies.
+    # `pair_number` is `_NO_PAIR` for two parts of one body.
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     start_a, start_b = (solids.select(slice(start, start + 1)) for solids in (solids_a, solids_b))
     start_gaps = _least_gaps(start_a, start_b, pair_number, len(pairs))[0]
@@ -49,8 +50,8 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     gaps, is_unknown = (
         np.broadcast_to(values[distinct_of_record], (records, *values.shape[1:])) for values in (gaps, is_unknown)
     )
-    # A pair that overlaps in record 0 counts from the first record in which its gap is positive; column 0 always
-    # counts.
+    # A pair that overlaps in record 0 counts from the first record in which the bodies no longer overlap.
+    # Column 0 always counts.
     has_separated = np.logical_or.accumulate(gaps > TOLERANCE_M, axis=0)
     has_separated[:, 0] = True
     least: Floats = np.where(has_separated, gaps, np.inf).min(axis=1)
@@ -59,8 +60,8 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
 
 
 def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], record: int) -> tuple[Ints, Floats]:
-    """Return the `G` pairs of bodies between two lists of parts, [G, 2], and each pair's gap in one record, [G]."""
-    # A part is a link or fixture of the scene, given by its index. Pairs are indices in the body table.
+    """Return the `G` pairs of a body in `first` and a body in `second`, [G, 2], and their gaps in one record, [G]."""
+    # `first` and `second` are indices of parts (links or fixtures of the scene). Pairs are indices in the body table.
     solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]
@@ -70,7 +71,7 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
     """Return the rows of the `U` records with distinct poses, [U], and for each record its index into these rows, [n].
     So equal records are measured only once. Both arrays are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
-    # `parts` are indices of parts of the scene. The tracks of fixed parts have one row and make no difference.
+    # `parts` are indices of parts of the scene. The track of a fixed part has only one row and is skipped.
     part_tracks = map(scene.place, parts)
     tracks = [values for track in part_tracks for values in (track.position, track.quaternion) if len(values) > 1]
     if not tracks:
@@ -81,9 +82,9 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
 
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
-    # Return the `G` distinct pairs of a body in `solids_a` and a body in `solids_b`, [G, 2]. Also return, for each pair
-    # of a part in `solids_a` and a part in `solids_b`, the index of their pair of bodies, [P, Q]. The index is
-    # `_NO_PAIR` for two parts of one body, although the `G` pairs include that body with itself.
+    # Return the `G` distinct pairs of a body in `solids_a` and a body in `solids_b`, [G, 2].
+    # Also return, for each part in `solids_a` and each part in `solids_b`, the index of their pair, [P, Q].
+    # The index is `_NO_PAIR` for two parts of one body, although the `G` pairs include that body with itself.
     # `body` has the index of each part's body in the body table.
     body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
     bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
@@ -96,8 +97,8 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
     The boxes [Q, 10] are in `frame`. A gap is infinite for a part without boxes, and NaN if a pose is unknown.
     """
-    # A part is a link or fixture of the scene, given by its index. A box has its center, quaternion wxyz and half
-    # sizes, in m. `frame` has n poses in the world.
+    # A part is a link or fixture of the scene, given by its index.
+    # A box has its center, quaternion wxyz and half sizes, in m. `frame` has n poses in the world.
     record_count, box_count = len(frame.position), len(boxes)
     # `part_shapes` has the boxes and the planes of each part.
     with_boxes = [k for k, part in enumerate(parts) if len(scene.geometry.part_shapes[part][0])]
@@ -134,9 +135,10 @@ class _Solids:
     @classmethod
     def of_parts(cls, scene: ScenePoses, parts: Sequence[int], rows: Ints) -> _Solids:
         # Return the shapes of `parts` in the records `rows`. Parts without shapes are left out.
-        # `rows` are the indices of n records. `part_shapes` has the boxes [K, 10] (center, quaternion, half sizes) and
-        # the planes [L, 7] (point, quaternion) of each part, in the part's frame. The solid side of a plane is below
-        # it. `centers` and `radius` give a sphere around each part's boxes, and `first` the index of its first box.
+        # `rows` are the indices of n records.
+        # `part_shapes` has each part's boxes [K, 10] (center, quaternion, half sizes) in the part's frame.
+        # `part_shapes` also has each part's planes [L, 7] (point, quaternion); below a plane is solid.
+        # `centers` and `radius` give a sphere around each part's boxes. `first` is the index of each part's first box.
         shapes = [scene.geometry.part_shapes[part] for part in parts]
         with_shapes = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
         tracks = [scene.place(parts[k]) for k in with_shapes]
@@ -163,9 +165,9 @@ class _Solids:
 
     @classmethod
     def of_boxes(cls, frame: PoseTrack, boxes: Floats) -> _Solids:
-        # Make each box a part. The boxes [K, 10] are in `frame`, and belong to no body.
-        # A box has its center, quaternion wxyz and half sizes in m. There are no planes (L = 0), and each sphere
-        # encloses one box.
+        # Make each box a part without a body. The boxes [K, 10] are in `frame`.
+        # A box has its center, quaternion wxyz and half sizes in m.
+        # There are no planes (L = 0), and each sphere encloses one box.
         count, world_boxes = len(boxes), _place_boxes(frame.position[:, None], frame.quaternion[:, None], boxes)
         return cls(
             body=np.full(count, -1, dtype=np.int64),
@@ -202,8 +204,8 @@ def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> WorldBo
 
 def _bounding_sphere(boxes: Floats) -> list[float]:
     # Return the center and radius of a sphere around boxes [K, 10]; the radius is -inf without boxes.
-    # A box has its center, quaternion and half sizes. First enclose each box in a sphere, then all these spheres in
-    # one.
+    # A box has its center, quaternion and half sizes.
+    # Enclose each box in a sphere, and then these spheres in one sphere.
     if not len(boxes):
         return [0.0, 0.0, 0.0, -np.inf]
     box_radius = lengths(boxes[:, 7:])[:, None]
@@ -214,8 +216,9 @@ def _bounding_sphere(boxes: Floats) -> list[float]:
 
 def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) -> Floats:
     """Return each group's smallest gap, [n, groups]; `group` [P, Q] has each pair's group (-1 = not a pair)."""
-    # `solids_a` has P parts and `solids_b` has Q parts in n records. Cheap bounds from spheres leave few pairs of boxes
-    # to be measured exactly. The result is infinite for a group without pairs.
+    # `solids_a` has P parts and `solids_b` has Q parts in n records.
+    # Few pairs of boxes need an exact measurement, because spheres give cheap bounds.
+    # The result is infinite for a group without pairs.
     record_count = len(solids_a.centers)
     least = np.full(record_count * groups, np.inf)
     center_distance = lengths(solids_a.centers[:, :, None] - solids_b.centers[:, None])
@@ -226,7 +229,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     # Bounding spheres: a gap is at most the center distance plus the radii, and at least the distance minus the radii.
     np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
-    # The pairs of parts that may have the smallest gap of their group, by record; then the pairs of their boxes.
+    # List the pairs of parts that may have the smallest gap of their group, and then the pairs of their boxes.
     record, part_a, part_b = np.nonzero(is_near)
     near_pair, box_a, box_b = _pair_boxes(solids_a, solids_b, part_a, part_b)
     row, box_group = record[near_pair], flat_group[is_near][near_pair]
@@ -249,8 +252,8 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
 
 
 def _pair_boxes(solids_a: _Solids, solids_b: _Solids, part_a: Ints, part_b: Ints) -> tuple[Ints, Ints, Ints]:
-    # For each k, pair every box of the part `part_a[k]` with every box of the part `part_b[k]`. For each pair of boxes,
-    # return k and the indices of both boxes.
+    # For each k, pair every box of part `part_a[k]` with every box of part `part_b[k]`.
+    # For each pair of boxes, return k and the indices of both boxes.
     # `solids.first` [P + 1] has the index of the first box of each part. Boxes of all parts have consecutive indices.
     box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
     pair_counts = box_count_a * box_count_b
@@ -270,8 +273,8 @@ def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
 
 def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, group: Ints) -> None:
     """Update `least` [n, groups] in place with gaps between planes of `plane_solids` and boxes of `box_solids`."""
-    # `group` [P, Q] has the group of each pair of a part with planes and a part with boxes; -1 = not a pair. `point` is
-    # a point on a plane and `up` its normal; below the plane is solid.
+    # `group` [P, Q] has the group of each part with planes and each part with boxes; -1 = not a pair.
+    # `point` is a point on a plane and `up` its normal; below the plane is solid.
     part_of_box, boxes = np.repeat(np.arange(len(box_solids.body)), np.diff(box_solids.first)), box_solids.boxes
     for plane, plane_part in enumerate(plane_solids.plane_part):
         up, point = plane_solids.up[:, plane], plane_solids.point[:, plane]

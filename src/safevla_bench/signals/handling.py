@@ -16,26 +16,27 @@ from safevla_bench.signals.catalogue import GAP_RECORDS
 from safevla_bench.signals.signal import WHOSE_GRIP, RecordFields, signal
 from safevla_recorder.episode import Bools, Floats, Ints
 
-_FREE, _PUT, _CARRIED = -1, 0, 1  # the target is: not held; held and supported; carried by the robot alone
+_FREE, _PUT, _CARRIED = -1, 0, 1  # target not held; held and supported; carried by the robot alone
 
 
 def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    # Find the `C` lasting changes of `values` [N]. Return four arrays, [C] each: the row of the change, the lasting
-    # value before the change, the value after it, and whether the episode ends too early to know that the change lasts.
+    # Find the `C` lasting changes of `values` [N]. Return four arrays [C].
+    # The first three have the row of each change, the lasting value before the change, and the value after it.
+    # The fourth array is true if the episode ends too early to know whether the change lasts.
     rows = np.arange(len(values))
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (rows == fields.first_record)
-    # Divide each episode into runs of equal values. A run counts as lasting if it is
-    # the first of its episode, or has more than `GAP_RECORDS` records.
+    # Divide each episode into runs of equal values.
+    # A run is lasting if it is the first run of its episode, or has more than `GAP_RECORDS` records.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
     is_first_run = begin_rows == fields.first_record[begin_rows]
     is_lasting = is_first_run | (ends - begin_rows > GAP_RECORDS)
-    # For each run: the value of the latest lasting run before it, and whether the episode's end cuts the run short
+    # Find for each run the latest lasting run before it, and whether the episode's end cuts the run short.
     latest_lasting = np.maximum.accumulate(np.where(is_lasting, begin_rows, 0))
     # For the first run of an episode, `before` has no meaning; `is_first_run` excludes such runs below.
     before = values[np.concatenate([begin_rows[:1], latest_lasting[:-1]])]
     is_open = ~is_lasting & (ends > fields.last_record[begin_rows])
-    # A run is a change if its value differs from the last lasting value; if it returns to that value, it is not.
+    # A run is a change only if its value differs from the value of the latest lasting run.
     changes = np.flatnonzero((values[begin_rows] != before) & ~is_first_run & (is_lasting | is_open))
     return begin_rows[changes], before[changes], values[begin_rows[changes]], is_open[changes]
 
@@ -47,18 +48,18 @@ def _held_body_or_free(fields: RecordFields) -> Ints:
 
 
 def _load_state(fields: RecordFields) -> Ints:
-    # Return the state of each record, [N]: `_FREE` if no target is held, `_PUT` if a held target is supported by
-    # something other than the robot, else `_CARRIED`.
+    # Return the state of each record, [N]. The state is `_FREE` if no target is held.
+    # The state is `_PUT` if something other than the robot supports the held target, else `_CARRIED`.
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
 def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    # Return a decorator that registers a test of two values, `before` and `after`, as a signal. The signal is true
-    # where the result of `read_values` has a lasting change whose values before and after pass the test.
-    # `reads` names the fields that the signal needs. A change is lasting if its new value stays for at least three
-    # records.
+    # Return a decorator that registers a test of two values, `before` and `after`, as a signal.
+    # The signal is true where `read_values` has a lasting change, and the values before and after it pass the test.
+    # A change is lasting if its new value stays for at least three records.
+    # `reads` names the fields that the signal needs.
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)
@@ -86,23 +87,21 @@ def _register_event(
 @_register_event(_held_body_or_free)
 def grasped(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a target is held."""
-    # The decorator calls this test with the held bodies before and after each lasting change of the held body, [C]
-    # each; `_FREE` means that no target is held.
+    # `before` and `after` [C] are the held bodies before and after each lasting change. `_FREE`: no target is held.
     return np.not_equal(after, _FREE)
 
 
 @_register_event(_held_body_or_free)
 def released(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a target is no longer held."""
-    # The decorator calls this test with the held bodies before and after each lasting change of the held body, [C]
-    # each; `_FREE` means that no target is held.
+    # `before` and `after` [C] are the held bodies before and after each lasting change. `_FREE`: no target is held.
     return np.not_equal(before, _FREE)
 
 
 @_register_event(_load_state, "supported")
 def lifted(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which only the robot supports the held target."""
-    # The decorator calls this test with the states before and after each lasting change of the state, [C] each;
+    # `before` and `after` [C] are the states before and after each lasting change of the state.
     # `_CARRIED` means that the target is held and not supported.
     return np.equal(after, _CARRIED)
 
@@ -110,7 +109,7 @@ def lifted(before: Ints, after: Ints) -> Bools:
 @_register_event(_load_state, "supported")
 def put_down(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a lifted target is supported but still held."""
-    # The decorator calls this test with the states before and after each lasting change of the state, [C] each;
+    # `before` and `after` [C] are the states before and after each lasting change of the state.
     # `_CARRIED` means that the target is held and not supported, `_PUT` that it is held and supported.
     return np.asarray((before == _CARRIED) & (after == _PUT))
 
@@ -124,7 +123,7 @@ def supported(fields: RecordFields) -> Bools:
 @signal(unit="1", reads=("entered",), boolean=True)
 def entered(fields: RecordFields) -> Bools:
     """True where the end effector is inside a door or drawer."""
-    # `entered_opening` [N] is infinite if the end effector is inside nothing.
+    # `entered_opening` [N] is infinite if the end effector is not inside a door or drawer.
     return np.not_equal(fields.entered_opening, np.inf)
 
 
@@ -134,5 +133,5 @@ def entered_opening(fields: RecordFields) -> Floats:
 
     If the end effector is inside several doors and drawers, the smallest share counts.
     """
-    # `fields.entered_opening` [N] is infinite if the end effector is inside nothing.
+    # `fields.entered_opening` [N] is infinite if the end effector is not inside a door or drawer.
     return np.minimum(fields.entered_opening, 1.0)

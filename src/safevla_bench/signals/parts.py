@@ -28,8 +28,8 @@ class ScenePoses:
         self.body = tuple(body_by_label.get(part.body, -1) for part in geometry.parts)
         """For each part, the index of its body in the body table; -1 if it has no body."""
         motion_rows = batch.channel(LINK_MOTION).episode_rows(episode)
-        # For each part, its motion relative to its parent in each record, [n, 6]: rotation vector and translation. Each
-        # column of `motion_rows` has one of these six components of one part; `components` lists their indices.
+        # Maps each part to its motion relative to its parent in each record, [n, 6]: rotation vector and translation.
+        # Each column of `motion_rows` has one of these six components of one part. `components` lists which one.
         self._motion_of_part: dict[int, Floats] = {}
         components = geometry.components if motion_rows.size else ()  # without rows, the motion is not recorded
         for column, (part, axis) in enumerate(components):
@@ -64,8 +64,8 @@ class ScenePoses:
         return self._tracks[part]
 
     def _compute_track(self, part: int) -> PoseTrack:
-        # The parent of a part is a tracked body, another part, or the world. `_motion_of_part` has the recorded motion
-        # of each part relative to its parent, [n, 6].
+        # The parent of a part is a tracked body, another part, or the world.
+        # `_motion_of_part` has the recorded motion of each part relative to its parent, [n, 6].
         # A track has positions [n, 3] and unit quaternions wxyz [n, 4] in the world, one row each if the part is fixed.
         part_row, batch = self.geometry.parts[part], self._fields.batch
         if part_row.parent == TRACKED:

@@ -20,8 +20,9 @@ _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.06
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
     """Return a person's three capsules, [3, 5]: middle, half axis length, radius, in m; `offset_m` [3]: the feet."""
-    # The capsules are legs, trunk and head, with vertical axes. `offset_m` is the point between the feet, in the frame
-    # where the person is placed. `_SHARES` has their lower end, upper end and radius as shares of the height, [3, 3].
+    # The capsules are legs, trunk and head, with vertical axes.
+    # `offset_m` is the point between the feet, in the frame where the person is placed.
+    # `_SHARES` [3, 3] has the lower end, upper end and radius of each capsule, as shares of the height.
     low, high, radius = (_SHARES * height_m).T
     # The rounded ends belong to the height of a capsule, so its axis is shorter by two radii.
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
@@ -44,8 +45,9 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
     `frame` has the poses of the person. A distance is infinite for a link without boxes, and NaN if a pose is unknown.
     """
-    # `links` are the indices of K parts of the scene. `person` [3, 5] has each capsule's middle (3), half axis length
-    # and radius. `frame` has positions [n, 3] and quaternions [n, 4] of the frame in which the person is placed.
+    # `links` are the indices of K parts of the scene.
+    # `person` [3, 5] has each capsule's middle (3), half axis length and radius.
+    # `frame` has positions [n, 3] and quaternions [n, 4] of the frame in which the person is placed.
     # Represent each capsule's axis as a box of width 0: center, quaternion and half sizes
     axis_boxes = np.concatenate(
         [person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1
@@ -60,8 +62,8 @@ def approach(distance: Floats, time_s: Floats) -> Floats:
     """Return the speed in m/s at which the nearest of `K` links approaches, [n]: by central difference, at least 0.
     NaN if there are fewer than three records.
     """
-    # `distance` [n, K] has the distances of the links from the person in m, and `time_s` [n] the records' times. The
-    # first and last record take their neighbor's value.
+    # `distance` [n, K] has the distances of the links from the person in m. `time_s` [n] are the times of the records.
+    # The first and last record take their neighbor's value.
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:
         nearest, records = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)

@@ -85,7 +85,7 @@ class RecordFields:
 
         If a signal is about grips, an arm without any contact in an episode is replaced by the first arm with contact.
         """
-        # A clause is a specification. `of_arm` of a signal says whether the signal is about the arm's grip or its hand.
+        # A clause is a specification. `of_arm` is "grip" or "hand" if a signal is about an arm's grip or hand.
         counts = self.arm_counts
         if self.chosen_arm is not None or counts.max(initial=1) == 1:
             return [self]
@@ -113,7 +113,7 @@ class RecordFields:
 
     def of_arm(self, arm: Ints) -> RecordFields:
         """Return the fields of one arm in each episode; `arm` [E] has the arms' indices. Equal calls share a result."""
-        # `_fields_by_arm` maps the bytes of `arm`, which can be a key unlike an array, to the fields.
+        # The keys of `_fields_by_arm` are the bytes of `arm`, because an array cannot be a key.
         if arm.tobytes() not in self._fields_by_arm:
             arm_fields = RecordFields(self.batch, self.origin, self.judged, arm)
             arm_fields._fields_by_arm = self._fields_by_arm  # shared, so that all arms find the same results
@@ -123,14 +123,14 @@ class RecordFields:
     @cached_property
     def other_arms(self) -> list[RecordFields]:
         """The fields of the other arms. If episodes differ in number of arms, episodes with fewer arms repeat arms."""
-        # The first item has in each episode the next arm, and so on; the indices of arms wrap around.
+        # Item k - 1 is, in each episode, the arm k positions after this arm. Indices of arms wrap around.
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
         """Return `compute(self)`, read-only; it is only computed by the first call for `kind` and `name`."""
-        # `kind` separates results of the same name, such as signals and missing fields. `compute` returns an array. A
-        # view of the array is stored and made read-only, so that the array itself stays writable.
+        # `kind` separates results of the same name, such as signals and missing fields. `compute` returns an array.
+        # Only a view of the array is stored and made read-only; the array itself stays writable.
         key = (kind, name)
         if key not in self._arrays:
             array = compute(self).view()
@@ -200,14 +200,14 @@ class RecordFields:
     @cached_property
     def gripping(self) -> Bools:
         """True where the arm's gripper has contact, or another arm holds this arm's `held_body`, [N]."""
-        # `own_contact` and `is_held_elsewhere` are masks of these two cases, [N].
+        # `own_contact` and `is_held_elsewhere` are masks of the records, [N].
         return self.own_contact | self.is_held_elsewhere
 
     @cached_property
     def gripped(self) -> Ints:
         """Index of the body in the arm's gripper, [N]; -1 if there is none or it is unknown."""
-        # `grips_of` returns whether the gripper has contact, and the body in it, [N] each. The index is that of the
-        # body table.
+        # `grips_of` returns two arrays [N]:
+        # whether the gripper has contact, and the body in it (an index in the body table).
         return self.batch.grips_of(self.arm)[1]
 
     @cached_property
@@ -219,7 +219,7 @@ class RecordFields:
 
     @cached_property
     def _own_held_body(self) -> Ints:
-        # The target in this arm's gripper, else the header's target, [N]
+        # The target in this arm's gripper, else the header's target, [N].
         # Bodies are indices in the body table; -1 = none. `batch.target` [E] is the header's target of each episode.
         gripped = self.gripped
         holds_target = (gripped >= 0) & (self._roles_of_bodies(gripped) == TARGET)
@@ -227,7 +227,7 @@ class RecordFields:
 
     @cached_property
     def _last_held_body(self) -> Ints:
-        # The target that this arm itself holds now or held last, [N]
+        # The target that this arm itself holds now or held last, [N].
         # Bodies are indices in the body table; before the first grip, it is the header's target (-1 = none).
         return self._latest_held_body(self.own_grip, self._own_held_body)
 
@@ -243,8 +243,8 @@ class RecordFields:
         return [self._is_held_by(other, self._own_held_body) & self.own_grip for other in self.other_arms]
 
     def _is_held_by(self, other: RecordFields, body: Ints) -> Bools:
-        # Return a mask of the records in which `other`, one of `other_arms`, holds `body`, [N]. In episodes with fewer
-        # arms, `other` may be this arm; the mask is then false.
+        # Return a mask of the records in which `other`, one of `other_arms`, holds `body`, [N].
+        # In episodes with fewer arms, `other` may be this arm; the mask is then false.
         # `body` [N] has an index in the body table for each record.
         is_other = self.spread_over_records(other.arm != self.arm)
         is_held: Bools = other.own_grip & (other._own_held_body == body) & is_other
@@ -271,16 +271,15 @@ class RecordFields:
         return is_held & ~self.own_grip
 
     def _roles_of_bodies(self, body: Ints) -> NDArray[np.int8]:
-        # Return the role of each body; callers ignore the result for the body -1 (none).
-        # Bodies are indices in the body table, and roles are constants such as TARGET. Without a body table, roles are
-        # -1.
+        # Return the role of each body, a constant such as TARGET; -1 if there is no body table.
+        # Bodies are indices in the body table. Callers ignore the result for the body -1 (none).
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
     def own_grip(self) -> Bools:
         """True while the gripper has contact with a target, or with an unknown body if the header has a target, [N]."""
-        # `is_foreign` [N] is true where a body that is not a target is in the gripper. `_own_held_body` [N] is the
-        # target in the gripper, else the header's target; -1 if there is none.
+        # `is_foreign` [N] is true where a body that is not a target is in the gripper.
+        # `_own_held_body` [N] is the target in the gripper, else the header's target, else -1.
         return self.own_contact & ~self.is_foreign & (self._own_held_body >= 0)
 
     @cached_property
@@ -298,8 +297,8 @@ class RecordFields:
     @cached_property
     def handles(self) -> Bools:
         """True while this arm holds a target, or another arm holds the target that this arm held last, [N]."""
-        # Unlike `grip`, this does not count another arm's hold on the header's target if this arm last held a
-        # different target.
+        # `grip` is also true if another arm holds the header's target while this arm last held a different target;
+        # `handles` is not.
         return self.own_grip | self.is_handed_over
 
     @cached_property
@@ -337,15 +336,16 @@ class RecordFields:
     @cached_property
     def supported(self) -> Bools:
         """True where contacts with bodies other than the robot carry half the weight of `handled_body` or more, [N]."""
-        # `handled_body` [N] is the target that is held or was held last. Without a value (NaN), the result is False.
+        # `handled_body` [N] is the target that is held or was held last.
+        # Where support is not recorded (NaN), return False.
         rows = self._recorded_poses(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
         """Smallest opening of the doors and drawers around the end effector, [N]; inf if none, NaN if not recorded."""
-        # The opening is a share of the travel of a door or drawer. `entered` says for each door or drawer whether the
-        # end effector is inside.
+        # The opening is a share of the travel of a door or drawer.
+        # `entered` is true if the end effector is inside the door or drawer.
         batch, least_opening = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for episode in np.flatnonzero(batch.entered.present).tolist():
             doors, opening = batch.opening.episode_poses(episode)
@@ -361,7 +361,7 @@ class RecordFields:
     @cached_property
     def held_pos(self) -> Floats:
         """Position of the held target in the world in meters, [N, 3]; NaN if not recorded or unknown."""
-        # `held_body` [N] says which target is held.
+        # `held_body` [N] is the index of the held target.
         return self._known_poses(self.batch.body_pos_m, self.held_body)
 
     @cached_property
@@ -380,8 +380,8 @@ class RecordFields:
 
     def shifted_quat(self, body: Ints, by: int) -> Floats:
         """For each record k, return the orientation of body[k] at record k + `by`, [N, 4]; NaN if not known."""
-        # The quaternions are wxyz and have length 1. `body` [N] are indices in the body table. Beyond an end of the
-        # episode, the orientation at that end counts.
+        # The quaternions are wxyz and have length 1. `body` [N] are indices in the body table.
+        # Beyond an end of the episode, the orientation at that end counts.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, body, rows=self._shifted_rows(by)))
 
     def _shifted_rows(self, by: int) -> Ints:
@@ -402,8 +402,8 @@ class RecordFields:
 
     def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
         # Return the pose of body[k] at rows[k] (by default row k), NaN if not recorded or marked as unknown.
-        # `poses` are positions (3 numbers) or quaternions (4 numbers) of bodies. `body` [N] are indices in the body
-        # table. The result has one pose for each record, [N, 3] or [N, 4].
+        # `poses` are positions (3 numbers) or quaternions (4 numbers) of bodies.
+        # `body` [N] are indices in the body table. The result has one pose for each record, [N, 3] or [N, 4].
         rows = np.arange(len(body)) if rows is None else rows
         values = self._recorded_poses(poses, body, rows)
         if self.has_lost_poses:
@@ -412,11 +412,10 @@ class RecordFields:
 
     def is_lost(self, body: Ints, record: Ints) -> Bools:
         """Return whether the pose of body[k] is marked as unknown at record[k], [K]; False for the body -1 (none)."""
-        # `body` [K] are indices in the body table, and `record` [K] are rows of the batch. `pose_valid` lists only some
-        # bodies; the poses of all other bodies count as known.
+        # `body` [K] are indices in the body table, and `record` [K] are rows of the batch.
+        # `pose_valid` lists only some bodies; the poses of all other bodies count as known.
         valid = self.batch.pose_valid
-        # `columns` [B] is the index of each body among the bodies that `pose_valid` lists for its episode; -1 = not
-        # listed.
+        # `columns` [B] is the index of each body in its episode's list of `pose_valid`; -1 = not listed.
         columns = pose_columns(self.batch, valid)
         is_listed = (body >= 0) & (columns[body] >= 0)
         column, record = columns[body[is_listed]], record[is_listed]
@@ -436,8 +435,8 @@ class RecordFields:
 
     def _recorded_poses(self, poses: Poses, body: Ints, rows: Ints) -> Floats:
         # Return the recorded pose of body[k] at rows[k], NaN if not recorded.
-        # `poses.size` is the number of values of a pose. `body` [N] are indices in the body table, -1 = none. `rows[k]`
-        # is a row of the same episode as record k. The result is [N, size].
+        # `poses.size` is the number of values of a pose. `body` [N] are indices in the body table, -1 = none.
+        # `rows[k]` is a row of the same episode as record k. The result is [N, size].
         # `pose_column` [N] is the index of each body among the bodies with poses of its episode; -1 without poses.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
@@ -457,8 +456,8 @@ class RecordFields:
         """Return whether each episode lacks a field, [E]. The field is a key of `RAW_FIELDS`, or `KEY of PLACE` with a
         key of `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
-        # `RAW_FIELDS` maps a field to the function that finds the episodes without it; `PLACE_FIELDS` does so for
-        # fields of selected bodies. The result is computed once.
+        # `RAW_FIELDS` maps a field to the function that finds the episodes without it.
+        # `PLACE_FIELDS` does so for fields of selected bodies. The result is computed once.
         find_lacking = RAW_FIELDS.get(field)
         if find_lacking is None:
             key, _, place = field.partition(" of ")
@@ -476,7 +475,7 @@ class RecordFields:
 
     def _lacks_body_pose(self, poses: Poses, body: Ints) -> Bools:
         # Return whether each episode lacks the pose of the given body in any record, [E].
-        # `body` [N] has an index in the body table for each record; -1 = none, which counts as lacking.
+        # `body` [N] has an index in the body table for each record. The body -1 (none) has no pose.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else body
         is_lacking = (body < 0) | (pose_column < 0)
         return ~poses.present | np.logical_or.reduceat(is_lacking, self.batch.starts[:-1])
@@ -498,8 +497,8 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
     """Return the index of each of `B` bodies among the bodies with poses of its episode, [B]; -1 without poses."""
-    # `poses.body` lists the bodies with poses, episode by episode; `body_starts` has the start of each episode in this
-    # list.
+    # `poses.body` lists the bodies with poses, episode by episode;
+    # `body_starts` has the start of each episode in this list.
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
     bodies_per_episode = np.diff(poses.body_starts)
     pose_column[poses.body] = np.arange(len(poses.body)) - np.repeat(poses.body_starts[:-1], bodies_per_episode)
@@ -515,13 +514,13 @@ def unit_quaternions(quats: Floats) -> Floats:
 
 
 def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
-    # Return a function that returns whether each episode lacks the channel, [E].
+    # Return a check that a batch lacks the channel: a function that returns one Boolean per episode, [E].
     return lambda fields: ~fields.batch.channel(name).present
 
 
 def _lacks_whose_grip(fields: RecordFields) -> Bools:
     """Return a mask [E] of the episodes in which several arms touch something, but some gripped body is unknown."""
-    # Then it is unknown which of the arms holds a target. With one arm in all episodes, the mask is False.
+    # In these episodes, it is unknown which arm holds a target. If all episodes have one arm, the mask is False.
     counts, starts = fields.arm_counts, fields.batch.starts[:-1]
     gripping_arm_count, is_unknown = np.zeros(len(counts), dtype=np.int64), np.zeros(len(counts), dtype=np.bool_)
     if counts.max(initial=1) == 1:
@@ -599,13 +598,13 @@ HELD = Bodies("held", "held object")
 
 def touching(*roles: int, channel: str = "force_n") -> Bodies:
     """Select the two bodies, with these roles if any are given, whose contact has the largest value of `channel`."""
-    # A role is a constant such as ROBOT. The result says how reports find and describe the bodies of a signal.
+    # A role is a constant such as ROBOT. The result defines how reports find and describe the bodies of a signal.
     return Bodies("contact", "hardest contact", roles, channel)
 
 
 def loaded_joint(channel: str) -> Bodies:
     """Select the joint whose torque in this channel is nearest to its limit."""
-    # The result says how reports find and describe the joint.
+    # The result defines how reports find and describe the joint.
     return Bodies("joint", "most loaded", channel=channel)
 
 
@@ -638,8 +637,8 @@ class Signal:
     @property
     def of_arm(self) -> str:
         """`grip` if the signal is about the body in one arm's gripper, `hand` if about one arm's hand, else ""."""
-        # `reads` has names such as `gripper_contact` or `opening of drawer`; `_KIND_OF_FIELD` maps fields of one arm to
-        # "grip" or "hand". `grip` takes precedence.
+        # `reads` has names such as `gripper_contact` or `opening of drawer`.
+        # `_KIND_OF_FIELD` maps fields of one arm to "grip" or "hand"; "grip" takes precedence.
         kinds = {_KIND_OF_FIELD.get(field) for field in self.reads}
         places = {field.partition(" of ")[2] for field in self.reads}
         if "grip" in kinds or "held" in places:
@@ -648,8 +647,9 @@ class Signal:
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return a mask of the unknown values, [N]: due to an unknown pose or, if `ends_open`, the episode's end."""
-        # `self.unknown` is a function that computes the mask, or None. `fields.trusting` treats all recorded poses as
-        # known, so a value that is NaN only in `fields` depends on an unknown pose.
+        # `self.unknown` is a function that computes the mask, or None.
+        # `fields.trusting` treats all recorded poses as known.
+        # So a value that is NaN only in `fields` depends on an unknown pose.
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -665,8 +665,8 @@ class SignalTable(Mapping[str, Signal]):
     """Signals by name. A signal of space has a call as its name, such as `tilt(held)`; iteration skips such signals."""
 
     def __getitem__(self, name: str) -> Signal:
-        # Return the signal with this name. FORMS maps a kind such as `tilt` to a function that makes the signal from
-        # its arguments; this function raises `FormulaError` if they are invalid.
+        # Return the signal with this name. FORMS maps a kind such as `tilt` to a function that makes the signal.
+        # The function raises `FormulaError` if the arguments are invalid.
         if name in _REGISTERED:
             return _REGISTERED[name]
         form, _, arguments = name.partition("(")
@@ -721,9 +721,9 @@ def signal(
     signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records; else
     a value may depend only on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
     """
-    # `reads` names raw fields, `unknown` computes a mask [N] of unknown values, and `ends_open` says that this mask
-    # includes records near an episode's end. `bodies` and `cause` say how reports describe a violation.
-    # RAW_FIELDS has all names that `reads` may contain.
+    # `reads` names raw fields of RAW_FIELDS, and `unknown` computes a mask [N] of unknown values.
+    # If `ends_open`, this mask includes records near an episode's end.
+    # `bodies` and `cause` define how reports describe a violation.
     unknown_fields = set(reads) - set(RAW_FIELDS)
     assert not unknown_fields, unknown_fields
 

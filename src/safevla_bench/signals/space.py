@@ -64,8 +64,9 @@ class Track:
     @property
     def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
         """The poses one record earlier and one record later, [n - 2, K], except for the first and last record."""
-        # `position` [n, K, 3] and `quaternion` [n, K, 4] are the poses of K bodies in n records. For held bodies, which
-        # may differ between records, `around` already has these neighboring poses; otherwise, it is None.
+        # `position` [n, K, 3] and `quaternion` [n, K, 4] are the poses of K bodies in n records.
+        # The held body may change between records, so its neighboring poses are in `around`.
+        # For all other bodies, `around` is None.
         before, after = slice(-2), slice(2, None)
         return self.around or (
             PoseTrack(self.position[before], self.quaternion[before]),
@@ -91,7 +92,7 @@ class Form:
     unplaced: tuple[str, ...] = ()
     """The arguments for bodies whose position is not read."""
     is_single: bool = False
-    """True if each body selector must be one body: neither a role nor a pattern."""
+    """True if each body selector must select one body, so that it cannot be a role or a pattern."""
     ahead: bool = False
     """True if a value depends on later records, or on all earlier ones."""
     is_rate: bool = False
@@ -125,16 +126,15 @@ def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: F
 
 def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     # The vertical line begins at b. Return the larger of the horizontal distance from the line and the height below b.
-    # The result is [n, pairs], in meters; `offset` is the position of a body relative to b. `numbers` and `time_s` are
-    # not needed here; all measures have the same parameters.
+    # The result is [n, pairs], in meters; `offset` is the position of a body relative to b.
+    # `numbers` and `time_s` are not needed here; all measures have the same parameters.
     offset = _pair_offsets(*tracks)
     return _flatten_pairs(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
 
 
 def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # `numbers` are the center and the sizes of the box.
-    # The box is fixed to the body of the second track, and has 3 coordinates each of center and full size, in m. The
-    # result is the distance of each body of the first track from the box, [n, pairs].
+    # Return the distance of each body of the first track from a box that is fixed to the body of the second track.
+    # `numbers` are the box's center (3) and full sizes (3), in m. The result is [n, pairs].
     center, half_size = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
     in_box_frame = turn_back(tracks[1].quaternion[:, None], _pair_offsets(*tracks))
     # How far the position is beyond the nearer face along each axis of the box; negative between the two faces.
@@ -150,8 +150,8 @@ def _flatten_pairs(values: Floats) -> Floats:
 
 
 def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # Return the speed in m/s of each of the K bodies in the only track, [n, K]. `time_s` [n] are the records' times;
-    # `numbers` is not needed here, but all measures have the same parameters.
+    # Return the speed in m/s of each of the K bodies in the only track, [n, K]. `time_s` [n] are the records' times.
+    # `numbers` is not needed here; all measures have the same parameters.
     before, after = tracks[0].neighbors
     # The rate is a central difference, so the first and the last record have none: `moved_m` is [n - 2, K].
     moved_m = np.sqrt(np.square(after.position - before.position).sum(axis=-1))
@@ -159,8 +159,8 @@ def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Fl
 
 
 def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # Return the turning rate in deg/s of each of the K bodies in the only track, [n, K]. `time_s` [n] are the records'
-    # times; `numbers` is not needed here, but all measures have the same parameters.
+    # Return the turning rate in deg/s of each of the K bodies in the only track, [n, K].
+    # `time_s` [n] are the records' times. `numbers` is not needed here; all measures have the same parameters.
     before, after = (neighbor.quaternion for neighbor in tracks[0].neighbors)
     # Quaternions q and -q are the same rotation.
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
@@ -182,17 +182,17 @@ def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
 
 
 def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # The cosine is the z component of the body's z axis.
-    # Return the angle in degrees between each body's z axis and the vertical, [n, K]. `numbers` and `time_s` are not
-    # needed here; all measures have the same parameters.
+    # Return the angle in degrees between each body's z axis and the vertical, [n, K].
+    # The cosine of this angle is the z component of the body's z axis.
+    # `numbers` and `time_s` are not needed here; all measures have the same parameters.
     x, y = tracks[0].quaternion[..., 1], tracks[0].quaternion[..., 2]
     return angle_of_cosine(1.0 - 2.0 * (x * x + y * y))
 
 
 def _make_position_form(axis: str) -> Form:
     # Return the signal kind for the world position along `axis`: x, y or z. `{of}` is filled in with the body later.
-    # The kind has the unit m and one argument `of`, which must be a single body. The lambda returns one coordinate of
-    # the positions, [n, K].
+    # The kind has the unit m and one argument `of`, which must be a single body.
+    # The lambda returns one coordinate of the positions, [n, K].
     column, meaning = "xyz".index(axis), f"Position of {{of}} in the world along {axis}."
     return Form("m", ("of",), meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
@@ -280,8 +280,8 @@ def write_call(form: str, values: Mapping[str, object]) -> str:
 
     Raises `FormulaError` for an unknown kind or key, or a missing key.
     """
-    # `values` maps keys to arguments: a body selector, a number or a list of numbers. In a name, the arguments are in
-    # the order of the kind's definition.
+    # `values` maps keys to arguments: a body selector, a number or a list of numbers.
+    # The name lists the arguments in the order of the kind's definition.
     definition = _find_form(form)
     keys = (*definition.places, *definition.numbers)
     for key in (*values, *keys):
@@ -329,7 +329,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     # A signal of space has a call as its name, such as `distance(eef, cup)`: first body selectors, then numbers.
     kind = _find_form(form)
     places, numbers = _split_arguments(kind, arguments)
-    # All places and numbers must be given, and there must not be any further arguments.
+    # The arguments must be exactly the body selectors and numbers that the kind defines.
     number_count = sum(kind.numbers.values())
     has_valid_counts = len(places) == len(kind.places) and len(numbers) == number_count == len(arguments) - len(places)
     if not has_valid_counts or not np.isfinite(numbers).all():
@@ -369,8 +369,9 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
 
 def _check_place(place: str, key: str, kind: Form) -> None:
     # Raise `FormulaError` if `place` (a body selector) cannot be the argument `key` of this kind of signal.
-    # WORLD is the fixed world; MOVING_PLACES are `eef`, `held` and `handled`; ROLES are robot, target, bystander,
-    # furniture. A kind with a `channel` measures openings; `is_single` allows only selectors of one body.
+    # WORLD is the fixed world. MOVING_PLACES are `eef`, `held` and `handled`.
+    # ROLES are robot, target, bystander and furniture. A kind with a `channel` measures openings.
+    # If `is_single`, a selector must select one body.
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"write {_PLACES_TEXT}")
     if place == WORLD and key not in ("box", "at"):
@@ -400,8 +401,9 @@ _PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, 
 
 def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
     # Return the fields that a signal reads for the bodies in its argument `key`, as in `Signal.reads`.
-    # `place` is the body selector of this argument. A field is, for example, `body_pos_m of cup`. `unplaced` and
-    # `turned` name the arguments whose positions are not read, and whose orientations are read.
+    # `place` is the body selector of this argument. A field is, for example, `body_pos_m of cup`.
+    # `unplaced` names the arguments whose positions are not read.
+    # `turned` names the arguments whose orientations are read.
     if kind.channel:
         return [f"{kind.channel} of {place}"]
     if place == WORLD:
@@ -438,7 +440,7 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         if all(track.body.size for track in tracks):
             # Adding 0.0 avoids -0.0 in outputs.
             measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, episode), axis=1) + 0.0
-            # Infinity means that the episode has no pair of bodies. Signals of held bodies keep infinity.
+            # Infinity means that the episode has no pair of bodies. It becomes NaN, except for signals of held bodies.
             has_no_pair = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
             values[records] = np.where(has_no_pair, np.nan, measured)
     return values
@@ -450,8 +452,8 @@ def _measure_pairs(
     """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. A body paired with
     itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
     """
-    # `tracks` are the bodies that the selectors match in an episode of n records. Infinity removes a pair, because the
-    # smallest value of all pairs counts.
+    # `tracks` are the bodies that the selectors match in an episode of n records.
+    # A pair with infinity is ignored, because the smallest value of all pairs counts.
     assert kind.measure is not None
     values = kind.measure(tracks, numbers, _record_times_s(fields, episode))
     if len(tracks) == 1:
@@ -494,7 +496,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     body_columns = np.unravel_index(deciding_pair, [track.body.shape[1] for track in tracks])
     bodies = []
     for track, column in zip(tracks, body_columns, strict=True):
-        row = record if len(track.body) > 1 else 0  # one row of bodies serves all records
+        row = record if len(track.body) > 1 else 0  # a single row applies to all records
         bodies.append(int(track.body[row, column]))
     return tuple(body for body in bodies if body >= 0)
 
@@ -503,8 +505,7 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
     """Return the boxes of a `clearance`, or boxes around the person of a `person_distance`, for a batch of one episode.
     Each box has its body's name (None = world), and center and sizes in meters in that body's frame. Else return [].
     """
-    # `call` is the signal's kind with its arguments. A box has the numbers x, y, z of its center, then three full
-    # sizes.
+    # `call` is the signal's kind with its arguments. A box has x, y, z of its center, then three full sizes.
     form, arguments = call
     if form not in ("clearance", "person_distance"):
         return []
@@ -513,8 +514,8 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
     if form == "person_distance":
         body_name = None if place == WORLD else place
         boxes = []
-        # The numbers are the place of the feet (3) and the height. Each vertical capsule of the person gives a box
-        # around it.
+        # The numbers are the position of the feet (3) and the height.
+        # Each vertical capsule of the person becomes a box.
         for x, y, z, half_axis, radius in person.capsules(np.array(numbers[:3]), numbers[3]).tolist():
             boxes.append((body_name, [x, y, z, 2 * radius, 2 * radius, 2 * (half_axis + radius)]))
         return boxes
@@ -546,11 +547,11 @@ def _read_tracks(fields: RecordFields, kind: Form, places: Sequence[str], episod
 
 def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode: int) -> Track:
     # Return the bodies that `place` selects in an episode. `key` is the name of the argument with this body selector.
-    # `kind` says which poses the signal reads. A track has the indices of K bodies, [1, K] or [n, K], their positions,
-    # [n, K, 3], and their quaternions, [n, K, 4].
+    # `kind` defines which poses the signal reads.
+    # A track has the indices [1, K] or [n, K], positions [n, K, 3] and quaternions [n, K, 4] of K bodies.
     records = fields.rows_of(episode)
     record_count = records.stop - records.start
-    # The world is a place at the origin that never moves. It has no body, like the end effector.
+    # The world is a fixed place at the origin. Like the end effector, it has no index in the body table.
     if place == WORLD:
         return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
     if place == EEF:
@@ -570,7 +571,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 
         return Track(body, position, quaternion, (read_neighbor(-1), read_neighbor(1)))
     if kind.channel:
-        # Values of a channel such as `opening` take the place of positions.
+        # The track has values of a channel such as `opening` instead of positions.
         listed_bodies, values = fields.batch.poses(kind.channel).episode_poses(episode)
         is_chosen = _matches_place(fields, listed_bodies, place)
         no_quaternions = np.full((record_count, int(is_chosen.sum()), 4), np.nan)
@@ -584,8 +585,8 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 
 
 def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Floats:
-    # Return `shifted_pos` or `shifted_quat` for the bodies at `held` or `handled`, [N, 3] or [N, 4]. They are computed
-    # only once, because each call computes them for all episodes.
+    # Return `shifted_pos` or `shifted_quat` for the bodies at `held` or `handled`, [N, 3] or [N, 4].
+    # A call computes all episodes, so the result is stored and computed only once.
     # `part` is `pos` or `quat`, `place` is `held` or `handled`, and `by` is a number of records.
     def compute(own_fields: RecordFields) -> Floats:
         # `own_fields` has attributes such as `shifted_pos` and `held_body`.
@@ -619,8 +620,8 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) -> Floats:
     # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
-    # `poses` are positions or quaternions, and `body` [K] are indices in the body table. A scene has the poses of links
-    # and fixtures, which follow from their recorded motion.
+    # `poses` are positions or quaternions, and `body` [K] are indices in the body table.
+    # A scene has the poses of links and fixtures, which follow from their recorded motion.
     scene, records = scene_poses(fields, episode), fields.rows_of(episode)
     values = np.full((records.stop - records.start, len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
@@ -630,7 +631,7 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) ->
             body_poses = pose.position if poses.size == 3 else pose.quaternion
         if body_poses is not None:
             values[:, column] = body_poses
-        if fields.has_lost_poses:  # a record may mark a pose as unknown; its numbers then mean nothing
+        if fields.has_lost_poses:  # a record may mark a pose as unknown; its numbers are then invalid
             values[fields.is_lost_in(episode, index), column] = np.nan
     return values
 
@@ -643,8 +644,8 @@ _SHAPES, _OPENING = "body_shapes", "opening"
 
 def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
     # Return the bodies of an episode that a body selector matches, whether or not they have poses.
-    # Bodies are indices in the body table; -1 means that no target is held. `place` is a body selector: `held`, a role
-    # or a name, in which `*` matches any letters.
+    # Bodies are indices in the body table; -1 means that no target is held.
+    # `place` is a body selector: `held`, a role or a name, in which `*` matches any letters.
     batch = fields.batch
     if place == HELD_BODY:
         return {*fields.held_body[fields.rows_of(episode)].tolist()}
@@ -712,8 +713,8 @@ PLACE_FIELDS.update({
 
 def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
     # Return the parts of the selected bodies, or of the body `held` if given. Without a recorded geometry, return [].
-    # A part is a link or fixture of the scene, given by its index. `place` is a body selector, and `held` an index in
-    # the body table.
+    # A part is a link or fixture of the scene, given by its index.
+    # `place` is a body selector, and `held` an index in the body table.
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -740,7 +741,7 @@ def _find_parts_of_places(fields: RecordFields, places: Sequence[str], episode: 
     # Return the parts that each of two body selectors matches; `held` is the held body.
     # A part is a link or fixture of the scene, given by its index. `held` is used only for the body selector `held`.
     parts_of_places = [_find_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
-    for k, other in ((0, 1), (1, 0)):  # the indices of the two selectors, in both orders
+    for k, other in ((0, 1), (1, 0)):  # (index of a selector, index of the other selector)
         if places[k] == EEF:  # the hand is one body, so it has no gap to its own parts
             parts_of_places[other] = [part for part in parts_of_places[other] if part not in parts_of_places[k]]
     return parts_of_places
@@ -764,10 +765,10 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int) -> F
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    # Return each link's bodies (none for the hand), and the distances of the `K` links from a person in m, [n, K]. `K`
-    # is 0 if the person's body or the links are missing.
-    # The person's shape is three capsules. `places` are the links (`robot` or `eef`) and the body in whose frame the
-    # person is placed; `numbers` are the place of the feet in this frame (3) and the height, in m.
+    # Return each link's bodies (none for the hand), and the distances of the `K` links from a person in m, [n, K].
+    # `K` is 0 if the person's body or the links are missing. The person's shape is three capsules.
+    # `places` are the links (`robot` or `eef`) and the body in whose frame the person is placed.
+    # `numbers` are the position of the feet in this frame (3) and the height, in m.
     measured, person_frame = _read_tracks(fields, kind, places, episode)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
     nothing: tuple[list[tuple[int, ...]], Floats] = [], np.empty((len(person_frame.position), 0))
@@ -786,8 +787,7 @@ def _measure_person_distances(
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     """Return the distance in m of the nearest link from the person, and its speed of approach in m/s, [N, 2]."""
-    # `places` and `numbers` are the arguments of the signal: body selectors, the place of the person's feet and the
-    # height.
+    # `places` are the body selectors of the signal. `numbers` are the position of the person's feet and the height.
     values = np.full((int(fields.batch.starts[-1]), 2), np.nan)
     for episode in range(len(fields.batch)):
         links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode)

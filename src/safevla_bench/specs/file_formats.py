@@ -131,9 +131,10 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def expressions(self) -> dict[str, str]:
         """Return each person signal's expression, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
-        # S_p is the protective distance: the distance to a person at which a robot must begin to stop. The expressions
-        # are texts that replace the names in formulas. `reaction_s` and `stopping_s` are the robot's times before and
-        # while it brakes, in s. `of` is the robot or its hand. The feet are at `offset_m` in the frame of `at`.
+        # S_p is the protective distance: the distance to a person at which a robot must begin to stop.
+        # The expressions are texts that replace the names in formulas.
+        # `reaction_s` is the time before the robot brakes, and `stopping_s` the time while it brakes, in s.
+        # `of` is the robot or its hand. The feet are at `offset_m` in the frame of `at`.
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -206,8 +207,9 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     """Return the content of the file at `path`. Errors use the name `file`. If this name ends in .toml, the format is
     TOML; otherwise, it is the paper's JSON rows. Raises `SpecError` if the file cannot be read or a row is invalid.
     """
-    # The result holds drafts (specifications that are not checked yet), declared tags, the library on which the file is
-    # based, and new limits. An origin is the place that errors about a row name.
+    # A draft is a specification that is not checked yet.
+    # The result holds drafts, declared tags, new limits, and the library on which the file is based.
+    # An origin is the place (file, row) that error messages show.
     # `is_built_in` is true for files of the package, which may use the key `plain_conditions`.
     origin = RowOrigin(SpecError, file)
     if not file.endswith(".toml"):
@@ -229,8 +231,8 @@ Row = tuple[Mapping[str, object], RowOrigin]
 
 def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> list[Row]:
     # Returns the rows of the base library with the file's replacements, and then the file's own rows.
-    # A row is a table of a specification and its origin, the place that errors name. The base library is `based_on`;
-    # the replacements are `[[replace]]`, and the file's own rows are `[[specs]]`.
+    # A row is a table of a specification and its origin, the place that error messages show.
+    # The base library is `based_on`; the replacements are `[[replace]]`, and the file's own rows are `[[specs]]`.
     for row in (*tables.specs, *tables.replace):
         if "plain_conditions" in row and not is_built_in:
             subject = origin.with_subject(row.get("spec_id"))
@@ -259,7 +261,7 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> 
 def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
     # Yields the draft of a specification, and a draft for each of its alternates.
     # A draft is a specification that is not checked yet. An alternate is the same specification with another threshold;
-    # its keys replace those of the specification. `origin` is the place that errors name.
+    # its keys replace those of the specification. `origin` is the place that error messages show.
     row = convert_row(table, SpecRow, origin)
     yield SpecDraft(row, origin)
     for alternate in row.alternates:
@@ -297,15 +299,16 @@ def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[s
     # Return the row with each name in its formula that is a key of `calls` replaced by its expression.
     formula = row.get("stl")
     if not isinstance(formula, str):
-        return {**row}  # `convert_row` will refuse the row
+        return {**row}  # `convert_row` refuses the row later
     # The pattern matches each text in quotation marks as a whole, so that names inside are not replaced.
     return {**row, "stl": re.sub(r"""\"[^\"]*\"|'[^']*'|\w+""", lambda match: calls.get(match[0], match[0]), formula)}
 
 
 def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
-    # Return the rows with the signals of a person replaced by their expressions for the person in the table `[person]`.
-    # A row is a table of a specification and its origin, which errors name. `table` has the person's position and size
-    # and the robot's stopping time; it is empty if the file has no such table.
+    # Replace the signals of a person in the rows by expressions for the person in the table `[person]`.
+    # A row is a table of a specification and its origin, which error messages show.
+    # `table` has the person's position and size, and the robot's stopping time.
+    # `table` is empty if the file has no table `[person]`.
     if not table:
         return rows
     person_origin = origin.with_subject("person")
@@ -336,8 +339,9 @@ def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
 def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
-    # Returns the rows in the same order. The keys of a change replace those of the row with its id. A row is a table
-    # and its origin, which errors name; `origin` is the file with the changes, and becomes the origin of changed rows.
+    # Returns the rows in the same order. The keys of a change replace those of the row with the same id.
+    # A row is a table and its origin, which error messages show.
+    # `origin` is the file with the changes, and becomes the origin of changed rows.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
@@ -365,7 +369,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 def canonical_unit(unit: str) -> str:
     """Return a unit as signals spell it. Unknown units and units with a factor, such as mm, are returned unchanged."""
-    # `scale` converts the unit to base units. With another scale than 1, a new spelling would need another number.
+    # `scale` converts the unit to base units. If it is not 1, a new spelling would need a different number.
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -388,7 +392,7 @@ def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOri
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     # Return the draft of a row of the paper's registry.
     # A scored row without a severe magnitude is a hard stop of the paper's Table 17: its violations have no depth.
-    # A draft is a specification that is not checked yet. `origin` is the place that errors name.
+    # A draft is a specification that is not checked yet. `origin` is the place that error messages show.
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
     common_keys = ("canonical_family", "tier", "stl", "unit", "threshold", "requires_all", "invalid_if_any")
@@ -455,13 +459,14 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def _paper_spec_row(spec: Spec) -> dict[str, object]:
-    # Return a specification as a row of the paper's JSON format; None where the formula has no such simple predicate.
+    # Return a specification as a row of the paper's JSON format.
+    # The row's `signal` and `operator` may be None (see `stated`).
     written = spec.written_formula
     # `stated` is the compared signal and the operator, if the formula compares exactly one signal with the threshold.
     stated = find_stated_predicate(written, spec.threshold)
     operator_names = {sign: name for name, sign in OPERATORS.items()}
-    # By default, a row is binary if it is a hard stop: scored, but without a severe magnitude. The key `binary` is
-    # written only for a different value.
+    # By default, a row is binary if it is a hard stop: scored, but without a severe magnitude.
+    # Write the key `binary` only if it differs from this default.
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
     return {
         "spec_id": spec.spec_id,
@@ -487,8 +492,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
     """Return the signal and operator of the formula's only comparison of a signal with `threshold`. Return None if the
     formula has none or several such comparisons, or if replacing `threshold` by the number cannot be undone.
     """
-    # `written` is a formula with the placeholder `threshold`. The paper's rows hold the formula with the number
-    # instead.
+    # `written` is a formula with the placeholder `threshold`. The paper's rows have the number instead.
     predicates = {
         (node.left.name, node.operator)
         for node in syntax.walk_nodes(written)

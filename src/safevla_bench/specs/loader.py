@@ -57,8 +57,8 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass this file with --rules")
     library = _assemble_library(path.stem, source, file_formats.built_in_tags())
     base_name = re.split(r"[+@]", path.stem)[0]  # `BASE+FILE` and `BASE+ID@VALUE` are names of changed libraries
-    # The digest is a checksum of everything that decides verdicts. A file that judges as the built-in library does may
-    # have its name.
+    # The digest is a checksum of everything that decides verdicts.
+    # If a file and the built-in library judge equally, the file may have the library's name.
     is_other = base_name in file_formats.BUILT_IN and (
         path.stem != base_name or library.digest != _built_in_library(base_name).digest
     )
@@ -150,8 +150,8 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
 
 def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     # Returns the library with the thresholds of the source's `[[limits]]`.
-    # Each limit gives a new threshold for a specification; if it names suites (groups of tasks), only these suites get
-    # the new threshold.
+    # Each limit gives a new threshold for a specification.
+    # If a limit names suites (groups of tasks), only these suites get the new threshold.
     for limit, origin in source.limits:
         try:
             changed = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
@@ -165,12 +165,11 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    # Return `before` with two versions of a specification: that of `after` for `suites`, and the original for all other
-    # suites.
+    # Return `before` with two versions of a specification:
+    # the changed one for `suites`, and the original for all others.
     # `after` has the changed specification at the same position. `spec_id` is the id in `before`.
     index = before.specs.index(before[spec_id])
-    # `suites` are the only suites in which a specification applies (empty: all), `except_suites` those in which it does
-    # not.
+    # A specification applies only in its `suites` (empty: all), and does not apply in its `except_suites`.
     original, changed = before.specs[index], after.specs[index]
     if original.suites or changed.spec_id in before or {*suites} & {*original.except_suites}:
         problem = f"{spec_id} already has this limit, or another limit for the same suite"
@@ -185,8 +184,8 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
     # Return the checked specification. The draft's origin gives the place in errors.
-    # A draft is a row of a file, its origin and, for an alternate, the id of the specification that it varies. `tags`
-    # maps all known tags by name.
+    # A draft is a row of a file, its origin and, for an alternate, the id of the specification that it varies.
+    # `tags` maps the name of each known tag to the tag.
     row, origin = draft.row, draft.origin
     if not re.fullmatch(r"[A-Za-z0-9_.@-]+", row.spec_id):
         raise origin.make_error("an id may contain only letters, digits and _.-@", field="spec_id", remedy="rename it")
@@ -231,8 +230,8 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
 
 def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
     # Returns formula and threshold. In the formula, the word `threshold` replaces the number that the row states.
-    # A binary specification without a threshold gets the constant BINARY_THRESHOLD, between the values 0 and 1 of an
-    # event. `stated_predicate` is the signal and operator that a row of the paper's format states.
+    # A binary specification without a threshold gets BINARY_THRESHOLD, which is between 0 and 1.
+    # `stated_predicate` is the signal and operator that a row of the paper's format states.
     threshold, origin = draft.row.threshold, draft.origin
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
@@ -257,7 +256,7 @@ def _restore_stated(
     stated: file_formats.StatedPredicate, threshold: float, formula: syntax.Formula, origin: RowOrigin
 ) -> syntax.Formula:
     # Returns the formula with the word `threshold` in place of the number in the comparison that the row states.
-    # `stated` is the signal and the operator of this comparison. `origin` is the place that errors name.
+    # `stated` is the signal and the operator of this comparison. `origin` is the place that error messages show.
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
@@ -282,7 +281,7 @@ def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
 
 def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
     # Raise an error if the unit in the row is not the formula's unit. None means that the formula fixes no unit.
-    # `unit` is the unit of the formula's margin. `origin` is the place that errors name.
+    # `unit` is the unit of the formula's margin. `origin` is the place that error messages show.
     if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
         problem = f"the unit is {row.unit!r}, but the formula's margin is in {str(unit)!r}"
         remedy = f"convert threshold and severe to {str(unit)!r}, and write this unit"
@@ -291,7 +290,7 @@ def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin)
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the formula's condition, such as `a` in `a -> b`, contains the placeholder `threshold`.
-    # A threshold there would have no effect on the margin. `origin` is the place that errors name.
+    # A threshold there would have no effect on the margin. `origin` is the place that error messages show.
     if with_threshold := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         text = syntax.format_formula(with_threshold[0])
         problem = f"`threshold` is in a condition, `{text}`; a condition is only true or false and measures no depth"
@@ -308,9 +307,10 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     # Raise an error if the keys `binary` and `severe` contradict the formula, the tier or each other.
-    # `severe` is how far beyond the limit a violation has depth 1; a violation of a binary specification always has
-    # depth 1. A diagnostic specification is not scored and needs no severe magnitude. `origin` is the place that
-    # errors name.
+    # A violation that exceeds the limit by `severe` or more has depth 1.
+    # A violation of a binary specification always has depth 1.
+    # A diagnostic specification is not scored and needs no severe magnitude.
+    # `origin` is the place that error messages show.
     if syntax.is_boolean_only(formula) and not row.binary:
         problem = "only the formula's conditions compare numbers, so violations have no depth and are binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
@@ -336,7 +336,7 @@ _LARGEST = 1e300
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
     """Return the severe magnitude for a new threshold, at constant severe/threshold; None if `severe` is None."""
-    # `severe` is how far beyond the limit a violation has depth 1. Fractions avoid rounding errors of the ratio.
+    # A violation that exceeds the limit by `severe` or more has depth 1. Fractions avoid rounding errors of the ratio.
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
@@ -345,8 +345,8 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
     """Return the severe magnitude of the alternate with this threshold, or else the result of `proportional_severe`.
     Both start from `spec.original`, if set, else from `spec`, so that equal ids have equal magnitudes.
     """
-    # `original` is the specification before its threshold was changed. An alternate of it has another threshold, and
-    # names it in `alternate_of`.
+    # `original` is the specification before its threshold was changed.
+    # An alternate has a different threshold, and names the original specification in `alternate_of`.
     original = spec.original or spec
     # A change back to the original threshold gives back the original magnitude.
     if threshold == original.threshold:
@@ -397,8 +397,9 @@ def set_limit(
     as in `ID@100N`. The order is unchanged. If `severe` is None, the result of `severe_magnitude` is used. Raises the
     same errors as `set_thresholds`.
     """
-    # `severe` is how far beyond the limit a violation has depth 1. `source` and `rationale` replace the specification's
-    # texts; None = unchanged. `original` is the specification before its threshold was changed.
+    # A violation that exceeds the limit by `severe` or more has depth 1.
+    # `source` and `rationale` replace the specification's texts; None = unchanged.
+    # `original` is the specification before its threshold was changed.
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
         if value is not None and not 0 < value < math.inf:
@@ -473,8 +474,8 @@ class TrialTrace:
 
     def describe(self) -> str:
         """Return the signals with their values and units as one line."""
-        # `signals` maps a signal's name to its values in the records of a short trace. The unit 1 (a pure number) is
-        # omitted.
+        # `signals` maps a signal's name to its values in the records of a short trace.
+        # The unit 1 (a pure number) is not shown.
         return "; ".join(
             f"{name} {', '.join(map(_format_value, values))} {SIGNALS[name].unit.removeprefix('1')}".rstrip()
             for name, values in self.signals.items()
@@ -519,7 +520,7 @@ def try_spec(spec: Spec) -> SpecTrial:
         is_decided = (rho < 0) & (np.maximum(*new_rhos) >= 0)
         if not is_decided.any():
             idle.append(syntax.format_formula(predicate))
-        # If a trace that was chosen already is decided by this comparison, no further trace is needed.
+        # If this comparison decides a trace that was chosen already, no further trace is needed.
         elif not is_decided[broken].any():
             broken.append(int(np.where(is_decided, violated_rho, -np.inf).argmax()))
     if not broken and (rho < 0).any():
@@ -541,24 +542,22 @@ def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth
 
 def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTrace:
     # Returns one episode of `trace` as a `TrialTrace`.
-    # `rho` has the robustness of each episode. `starts` holds the first row of each episode and, at its end, the number
-    # of rows.
+    # `rho` has the robustness of each episode.
+    # `starts` holds the first row of each episode and, at its end, the number of rows.
     rows = slice(int(trace.starts[episode]), int(trace.starts[episode + 1]))
     return TrialTrace({name: values[rows].tolist() for name, values in trace.signals.items()}, float(rho[episode]))
 
 
 def _simple_traces(formula: syntax.Formula) -> Trace:
     """Return the traces that `try_spec` tries. If the formula has windows, the time stamps span all windows."""
-    # The result has many episodes of four records. A turning value is a value of a signal at which a comparison
-    # changes.
+    # The result has many episodes of four records. At a turning value of a signal, a comparison becomes true or false.
     # Boolean signals come first. The first signal changes most slowly in `product`.
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
     turning_values = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
     # If there are too many combinations, fewer multiples are tried.
     for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
-        # `choices` holds for each signal in `names` either numbers (multiples of its turning values) or Boolean
-        # patterns.
+        # `choices` has a list for each signal in `names`: multiples of its turning values, or Boolean patterns.
         choices: list[list[Any]] = []
         for name in names:
             scaled = [multiple * value for multiple, value in product(multiples, turning_values.get(name, ()))]
@@ -571,13 +570,13 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         if name in turning_values:
-            # Each value times each shape gives one episode of four records, flattened: all rows for one shape, then the
-            # next.
+            # Each value times each shape gives one episode of four records.
+            # The episodes of one shape follow each other.
             signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # turns -0.0 into 0.0
         else:
             signals[name] = np.tile(np.array(values), (len(shapes), 1)).ravel()
     count, windows = len(shapes) * max(len(rows), 1), syntax.bounded_windows(formula)
-    # The stamps of four records must reach the end of all windows, one after the other.
+    # The stamps of four records must span the sum of all windows.
     span_s = sum(window.start_s if window.end_s is None else window.end_s for window in windows)
     stamps_s = np.tile(np.arange(4) * max(_DT_S, span_s / 3), count) if windows else None
     return Trace(signals, np.arange(count + 1) * 4, np.full(count, _DT_S), time_s=stamps_s)

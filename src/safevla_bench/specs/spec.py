@@ -62,8 +62,8 @@ class Spec:
     """The specification before its limit was changed; None without a change, and if the change also gave `severe`."""
 
     def __post_init__(self) -> None:
-        # Raise an error if a magnitude is not positive, or if `formula`, which judges, is not the written formula with
-        # the threshold as its number. `stl` is the written formula's text.
+        # Raise an error if a magnitude is not positive.
+        # Also raise an error if `formula`, which judges episodes, is not `stl` with the number of the threshold.
         # `dataclasses.replace` could change the threshold without the formula, so the two are compared here.
         remedy = f"to change limits, call load_ruleset(thresholds=['{self.spec_id.partition('@')[0]}=VALUE'])"
         for name, value in (("threshold", self.threshold), ("severe", self.severe)):
@@ -85,8 +85,8 @@ class Spec:
     @property
     def has_numeric_condition(self) -> bool:
         """True if the clause has a margin, and a condition that compares numbers decides whether the margin counts."""
-        # An example is `speed > 1 -> force < threshold`, whose condition is `speed > 1`. A Boolean-only condition
-        # compares no numbers.
+        # An example is `speed > 1 -> force < threshold`, whose condition is `speed > 1`.
+        # A Boolean-only condition compares no numbers.
         return not self.binary and not all(map(syntax.is_boolean_only, syntax.conditions(self.formula)))
 
     @property
@@ -132,8 +132,7 @@ class Library:
     @property
     def safe(self) -> tuple[Spec, ...]:
         """The scored specifications."""
-        # The tier is `safe` (scored), `alternate` (another threshold of a scored specification) or `diagnostic`
-        # (informative).
+        # The tier is `safe` (scored), `alternate` (a scored specification with a different threshold) or `diagnostic`.
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
@@ -169,7 +168,8 @@ class Library:
 
 def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
-    # `severe` is how far beyond the limit a violation has depth 1. Tags decide to which tasks a specification applies.
+    # A violation that exceeds the limit by `severe` or more has depth 1.
+    # Tags decide to which tasks a specification applies.
     names, limits = [spec.spec_id, spec.canonical_family, spec.axis, spec.tier], [spec.threshold, spec.severe]
     tags = [sorted(spec.requires_all), sorted(spec.invalid_if_any)]
     content: list[object] = [*names, syntax.format_formula(spec.formula), *limits, spec.unit, spec.binary, *tags]
@@ -183,8 +183,8 @@ def scoring_content(spec: Spec) -> list[object]:
 
 def is_confined(spec: Spec) -> bool:
     """Return whether a specification applies only in some suites."""
-    # `suites` are the only suites (groups of tasks) in which it applies (empty: all), `except_suites` those in which it
-    # does not apply.
+    # `suites` are groups of tasks.
+    # A specification applies only in its `suites` (if any), and not in its `except_suites`.
     return bool(spec.suites or spec.except_suites)
 
 

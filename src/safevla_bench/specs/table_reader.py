@@ -32,14 +32,14 @@ class RowOrigin:
 
     def make_error(self, problem: str, *, field: str | None = None, remedy: str | None = None) -> SafevlaError:
         """Return an error about this row, for the caller to raise."""
-        # `error` is the class of the error; `subject` is what it is about, such as an id, and `field` is the key in the
-        # row.
+        # `error` is the class of the error. `subject` is what the error is about, such as an id.
+        # `field` is the key in the row.
         text = f"{self.subject}: {problem}" if self.subject else problem
         return self.error(text, remedy=remedy, place=Place(file=self.file, line=self.line, field=field))
 
     def with_subject(self, subject: object) -> RowOrigin:
         """Return the same origin with a subject for its errors."""
-        # An origin is the place (file and line) that errors about a row name; a subject is, for example, an id.
+        # An origin is the place (file, line) that error messages show; a subject is, for example, an id.
         return RowOrigin(self.error, self.file, truncate_text(str(subject)), self.line)
 
 
@@ -52,8 +52,8 @@ class RuleFile(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, path: str | Path | RuleFile) -> RuleFile:
         """Read a UTF-8 file. The result's `name` is the base name. `OSError` and `UnicodeDecodeError` propagate."""
-        # A `RuleFile` holds a file's name and text, so that the file is read only once. A given one is returned as it
-        # is.
+        # A `RuleFile` holds a file's name and text, so that the file is read only once.
+        # If `path` is a `RuleFile` already, return it.
         if isinstance(path, RuleFile):
             return path
         return cls(Path(path).name, files.read_text(Path(path)))
@@ -69,14 +69,14 @@ class RuleFile(msgspec.Struct, frozen=True):
 
     def read_text(self, encoding: str) -> str:
         """Return the text. The method has the signature of `Path.read_text`."""
-        # So functions that read a `Path` accept a `RuleFile`, too. The text is decoded already; `encoding` has no
-        # effect.
+        # So functions that read a `Path` accept a `RuleFile`, too.
+        # `encoding` has no effect, because the text is decoded already.
         return self.text
 
 
 def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
     """Return the text of a UTF-8 file. Raises `origin.error` if the file cannot be read or is not UTF-8."""
-    # `origin` is the place that errors name, and `origin.error` is their class.
+    # `origin` is the place that error messages show, and `origin.error` is the class of the errors.
     try:
         return files.read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -89,8 +89,8 @@ def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) ->
     """Return the tables of a TOML file as a struct of type `kind`. Raises `origin.error` if the file cannot be
     read, is not TOML, or has an unknown key or an invalid value.
     """
-    # `origin` is the place that errors name, and `origin.error` is their class. `limit_memory` turns exhausted memory
-    # into an error.
+    # `origin` is the place that error messages show, and `origin.error` is the class of the errors.
+    # `limit_memory` turns exhausted memory into an error.
     try:
         with limit_memory(origin.file):
             return convert_row(files.parse_toml(read_text(path, origin)), kind, origin)
@@ -104,7 +104,7 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
     """Return the rows of a JSON file, each with its origin. The file holds one row or a list of rows; a .jsonl file
     holds one row per line. Raises `origin.error` if the file cannot be read or is not JSON.
     """
-    # An origin is the place (file, line or row number) that errors about a row name, and `origin.error` is their class.
+    # An origin is the place (file, line or row) that error messages show. `origin.error` is the class of the errors.
     with limit_memory(origin.file):
         text = read_text(path, origin)
         if origin.file.endswith(".jsonl"):
@@ -139,8 +139,8 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     """Return a row as a struct of type `kind`. Raises `origin.error`, which names the key, if a key is unknown or
     missing, or a value has the wrong type.
     """
-    # `origin` is the place that errors name, and `origin.error` is their class. `_SYNONYMS` maps likely mistakes to the
-    # correct keys.
+    # `origin` is the place that error messages show, and `origin.error` is the class of the errors.
+    # `_SYNONYMS` maps likely mistakes to the correct keys.
     types = _types_of_keys(kind)
     key_list = f"known keys: {', '.join(types)}"
     if not isinstance(row, Mapping):

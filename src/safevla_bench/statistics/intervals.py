@@ -24,12 +24,13 @@ _HALVINGS = 60
 _MAX_VALUES = 256
 _DIGITS = 9  # decimals of an interval's ends; rounding hides effects of the processor's order of additions
 _LINE = np.arange(0.0, 9.0, 0.025)
-# `_CUTS` are indices of points in `_LINE`. The integral ends at the first of these points at which the logarithm of
-# the integrand has fallen by `_FALL`. Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.
+# `_CUTS` are indices of points in `_LINE`.
+# The integral ends at the first of these points at which the logarithm of the integrand has fallen by `_FALL`.
+# Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.
 # Integrals up to the next three indices use every third point, and integrals up to the last index use every point.
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-# At most `_ROWS` rows are integrated at a time, to fit into the processor's cache. At most `_FEW_ROWS` rows are
-# integrated without a loop over the values.
+# At most `_ROWS` rows are integrated at a time, to fit into the processor's cache.
+# At most `_FEW_ROWS` rows are integrated without a loop over the values.
 _ROWS, _FEW_ROWS = 192, 16
 
 
@@ -110,7 +111,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
             is_unsolved = is_unsolved & ~is_found
             if not is_unsolved.any():
                 return root[()]
-            # Chandrupatla's condition for x and y says where interpolation is safe; elsewhere, the interval is halved.
+            # Chandrupatla's condition for x and y shows where interpolation is safe; elsewhere, the interval is halved.
             x, y = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
             interpolated = at_a / (at_b - at_a) * at_c / (at_b - at_c)  # inverse quadratic interpolation
             interpolated = interpolated + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
@@ -236,8 +237,10 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
     rows, means, places = _distinct_rows(rows, np.asarray(mean))  # `places` has each row's index in the distinct rows
-    # Each end of the interval is a quantile of a random sum. `p_below` is the probability that the lower end's sum is
-    # below `mean`, `p_above` that the upper end's sum is above `mean`. The smaller one is half of the p-value.
+    # Each end of the interval is a quantile of a random sum.
+    # `p_below` is the probability that the lower end's sum is below `mean`.
+    # `p_above` is the probability that the upper end's sum is above `mean`.
+    # The smaller probability is half of the p-value.
     p_below = 1 - _spacing_cdf(*_merge_rows(1 - rows), 1 - means)
     p_above = 1 - _spacing_cdf(*_merge_rows(rows), means)
     return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(p_below, p_above))))[places]
@@ -272,16 +275,18 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=4096)  # many specifications have the same few severities
 def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
-    # Returns the result of `_solve_spacings` for one row: the quantile `level` of a random weighted mean of the values
-    # and an added value of 1. The arguments are tuples, so that the results can be cached.
+    # Returns the result of `_solve_spacings` for one row:
+    # the quantile `level` of a random weighted mean of the values and an added value of 1.
+    # The arguments are tuples, so that the results can be cached.
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *value_counts]])
     return float(_solve_spacings(points, counts, level)[0])
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
-    # `points` and `counts`, [R, M] each, are those of `_merge_rows`. The random sum D_i x_i has weights D_i that are
-    # uniform on the simplex. Returns for each row the sum's quantile `level`, [R].
+    # `points` and `counts`, [R, M] each, are those of `_merge_rows`.
+    # The random sum D_i x_i has weights D_i that are uniform on the simplex.
+    # Returns for each row the sum's quantile `level`, [R].
     from scipy.special import betaincinv, ndtri
 
     # `spreads` are the standard deviations of sum D_i x_i. All values are compared as normal quantiles.
@@ -316,8 +321,8 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
 
 
 def _merge_values(values: Floats) -> tuple[Floats, Floats]:
-    # Returns the distinct values, sorted, and their counts. If there are more than `_MAX_VALUES` distinct values,
-    # neighboring values are replaced by their mean.
+    # Returns the distinct values, sorted, and their counts.
+    # If there are more than `_MAX_VALUES` distinct values, neighboring values are replaced by their mean.
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
     if len(points) > _MAX_VALUES:  # average groups of neighboring values
@@ -363,8 +368,8 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
 
 def _find_saddles(centered: Floats, counts: Floats) -> Floats:
     """Return the s that minimizes K(s) - log s, by damped Newton steps, because this function is self-concordant."""
-    # K(s) = -sum counts_i log(1 - s c_i) with the centered values c, [R, M], of which the first is the largest. Returns
-    # one s for each row, [R]. It is between 0 and 1 / c_0.
+    # K(s) = -sum counts_i log(1 - s c_i) with the centered values c, [R, M], of which the first is the largest.
+    # Returns one s for each row, [R]. It is between 0 and 1 / c_0.
     saddles: Floats = np.minimum(0.5 / centered[:, 0], 1 / np.sqrt((counts * centered**2).sum(axis=1)))
     for _ in range(50):
         rates = centered / (1 - saddles[:, None] * centered)
@@ -379,8 +384,9 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
     """Return P(Q > 0) of each row: the integral in `_spacing_cdf` along the vertical line through the row's saddle."""
-    # `rates` and `counts` are [R, M]; `saddles`, `widths` and the logarithms `heights` of the integrand at the saddle
-    # are [R]. `line` has the evenly spaced points t of the integral; the imaginary part of s is width * sinh(t).
+    # `rates` and `counts` are [R, M];
+    # `saddles`, `widths` and the logarithms `heights` of the integrand at the saddle are [R].
+    # `line` has the evenly spaced points t of the integral; the imaginary part of s is width * sinh(t).
     ordinates = widths[:, None] * np.sinh(line)
     # Factors of values that occur once are multiplied as complex numbers, without logarithms and arctangents.
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
@@ -459,8 +465,8 @@ def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequ
     >>> round(interval.low, 3), round(interval.high, 3)
     (0.721, 0.802)
     """
-    # A term is a weighted estimate with both ends of its weighted interval. The ends are sorted, because a negative
-    # weight swaps them.
+    # A term is a weighted estimate with both ends of its weighted interval.
+    # The ends are sorted, because a negative weight swaps them.
     terms = [(w * p, *sorted((w * ends.low, w * ends.high))) for (p, ends), w in zip(estimates, weights, strict=True)]
     total = sum(term for term, _, _ in terms)
     below = sqrt(sum((term - low) ** 2 for term, low, _ in terms))
@@ -487,8 +493,9 @@ def tango_interval(
 
 
 def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: float) -> Any:
-    # Returns the lower end of `tango_interval`: the difference at which the score is z, by bisection. The score falls
-    # as the difference rises. `only_first` of n pairs have only a first success, `only_second` only a second success.
+    # Returns the lower end of `tango_interval`: the difference at which the score is z, by bisection.
+    # The score falls as the difference rises.
+    # `only_first` of n pairs have only a first success, `only_second` only a second success.
     low: Any = -1.0
     high: Any = (only_first - only_second) / n
     for _ in range(_HALVINGS):
@@ -499,8 +506,9 @@ def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: floa
 
 
 def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference: Any) -> Any:
-    # Returns the score of the hypothesis that the proportions differ by `difference`: the excess of the observed
-    # difference, divided by its standard deviation. The result is 0 for 0/0, and infinity with the sign of x for x/0.
+    # Returns the score of the hypothesis that the proportions differ by `difference`:
+    # the excess of the observed difference, divided by its standard deviation.
+    # The result is 0 for 0/0, and infinity with the sign of x for x/0.
     excess = only_first - only_second - n * difference
     # `likeliest_rate` is the maximum-likelihood probability that only the second succeeds, the root of a quadratic.
     linear = (2 * n - only_first + only_second) * difference - only_first - only_second
@@ -524,11 +532,11 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
         return [None] * rows
     is_counted = ~np.isnan(values)
     filled = np.where(is_counted, values, 0.0)  # NaN adds 0 to sums
-    # Only these rows need resampling. In all other rows, all resamples have the same mean, or no value.
+    # Resample only rows with different values or with NaN. In any other row, all resamples have the same mean.
     has_gaps = is_counted.any(axis=1) & ~is_counted.all(axis=1)
     varying_rows = np.flatnonzero((np.ptp(filled, axis=1) > 0) | has_gaps)
     means = _resample_means(filled[varying_rows], is_counted[varying_rows], generator)
-    # The values of all other rows are equal, so both ends are the common value; a row of NaN has no interval.
+    # In any other row, all values are equal, so both ends are this value. A row of NaN has no interval.
     intervals: list[Interval | None] = [
         Interval(float(row[0]), float(row[0])) if row_counted.any() else None
         for row, row_counted in zip(filled, is_counted, strict=True)
@@ -545,7 +553,7 @@ def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Gene
 
     rows, n = filled.shape
     has_missing = ~is_counted.all(axis=1)
-    # Columns of the table are the rows' values, followed by the marks of counted values for rows with missing values.
+    # The table's columns are the rows' values, followed by the masks of counted values of the rows with missing values.
     table = np.ascontiguousarray(np.vstack([filled, is_counted[has_missing]]).T)
     sums = np.empty((RESAMPLES, table.shape[1]))
     per_chunk = max(1, _CHUNK // n)  # number of resamples that are drawn at a time
@@ -627,8 +635,8 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
 
 
 def _approximate_size(rate: float, limit: float, power: float, confidence: float) -> int:
-    # Returns the number of episodes by the normal approximation, for a true `rate`, so that an interval excludes
-    # `limit` with probability `power`.
+    # Returns the number of episodes for which an interval excludes `limit` with probability `power` at the true `rate`.
+    # The number is a normal approximation.
     z_confidence, z_power = normal_quantile(confidence), NormalDist().inv_cdf(power)
     deviation = z_confidence * sqrt(limit * (1 - limit)) + z_power * sqrt(rate * (1 - rate))
     ratio = min(deviation / abs(rate - limit), 1e9)  # `ceil` raises an error for infinity
@@ -677,8 +685,9 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
 
 def _log_wealth(points: Floats, counts: Ints, supposed_mean: float) -> float:
     # Returns the logarithm of the averaged product that `sequential_interval` describes, for m = `supposed_mean`.
-    # `points` are the distinct values from 0 to 1, and `counts` says how often each occurs. The product is that of the
-    # factors x q / m + (1 - x) (1 - q) / (1 - m) of all values x. It is averaged over `rates`, the quantiles q.
+    # `points` are the distinct values from 0 to 1, and `counts` are the numbers of their occurrences.
+    # The product is that of the factors x q / m + (1 - x) (1 - q) / (1 - m) of all values x.
+    # The product is averaged over `rates`, the quantiles q.
     rates = _prior_nodes()
     factors = np.outer(points, rates / supposed_mean) + np.outer(1 - points, (1 - rates) / (1 - supposed_mean))
     logs = counts @ np.log(factors)
@@ -695,8 +704,8 @@ def _prior_nodes() -> Floats:
 
 
 def _find_interval_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
-    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches that far. `excess` is
-    # positive for means outside of the interval.
+    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches that far.
+    # `excess` is positive for means outside of the interval.
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
@@ -729,8 +738,9 @@ def sequential_look(
     the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
     steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """
-    # A step adds its size to the sum if it succeeds. `side` is 1 if a sum was too large for `rate`, -1 if too small,
-    # and 0 while the test continues. The initial values are those before the first round.
+    # A step adds its size to the sum if it succeeds.
+    # `side` is 1 if a sum was too large for `rate`, -1 if too small, and 0 while the test continues.
+    # The initial values are those before the first round.
     look = SequentialLook(gained=0, total=0, low=-1, high=1, side=0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
         total_gained = look.gained + gain
@@ -765,8 +775,8 @@ def sum_limits(
 
 @lru_cache(maxsize=1024)
 def _scaled_binomial_pmf(size: int, count: int, rate: float) -> Floats:
-    # Returns the probability of each sum from 0 to size·count. Each of `count` steps succeeds with the probability
-    # `rate`, and a success adds `size` to the sum.
+    # Returns the probability of each sum from 0 to size·count.
+    # Each of `count` steps succeeds with the probability `rate`, and a success adds `size` to the sum.
     chances = np.zeros(size * count + 1)
     chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False

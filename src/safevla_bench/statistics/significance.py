@@ -93,7 +93,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     (m + 1 = none). The squared statistic is proportional to (xm - yn)² / (s (n + m - s)) with s = x + y.
     """
     # The observed outcome is `count` of n and `other` of m.
-    total, rows = n + m, np.arange(n + 1, dtype=np.float64)  # `rows` has all x
+    total, rows = n + m, np.arange(n + 1, dtype=np.float64)  # `rows` are all values of x
     pooled = count + other
     # The squared statistic of the observed outcome, slightly reduced so that rounding excludes no equal outcome.
     limit = (count * m - other * n) ** 2 / (pooled * (total - pooled)) * (1 - _TIE)
@@ -133,8 +133,8 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
 
 
 def _refine_maximum(probability: Callable[[float], float], low: float, high: float) -> float:
-    # Returns the largest `probability` of a proportion between `low` and `high`. Each grid covers the surroundings of
-    # the previous grid's best point.
+    # Returns the largest `probability` of a proportion between `low` and `high`.
+    # Each grid covers the surroundings of the previous grid's best point.
     greatest = 0.0
     for _ in range(_REFINEMENTS):
         grid = np.linspace(low, high, 13)
@@ -146,9 +146,9 @@ def _refine_maximum(probability: Callable[[float], float], low: float, high: flo
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    # Returns the probability that the outcome (x of n, y of m) is in the region, if x and y are binomial with this
-    # proportion. For each x, the region contains y <= `region[0][x]` and y >= `region[1][x]`. Values of x beyond nine
-    # standard deviations from the mean are negligible.
+    # Returns the probability that (x of n, y of m) is in the region, if x and y are binomial with this proportion.
+    # For each x, the region contains y <= `region[0][x]` and y >= `region[1][x]`.
+    # Values of x beyond nine standard deviations from the mean are negligible.
     from scipy.special import bdtr
 
     half_window = _WINDOW_SD * np.sqrt(n * proportion * (1 - proportion)) + 2
@@ -231,8 +231,9 @@ def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
 
 
 def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
-    # Returns the low and high ends of the intervals, [2, R]: order statistics of the weighted means of all subsets of
-    # tasks except the empty subset. `differences` and `weights` are [R, tasks].
+    # Returns the low and high ends of the intervals, [2, R]:
+    # order statistics of the weighted means of all subsets of tasks except the empty subset.
+    # `differences` and `weights` are [R, tasks].
     subsets = _list_subsets(differences.shape[1])[1:].T  # [tasks, subsets]
     # Index of the low end in the sorted means; as many means are above the high end as are below the low end.
     outside_index = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
@@ -298,16 +299,17 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 
 
 def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
-    # Returns for each center the one-sided p-value times 2: twice the share of subsets with a mean below the center,
-    # plus twice the share with a mean equal to the center, multiplied by `tie_weight`. `shares` is a function that
-    # returns both shares for each center.
+    # Returns for each center the one-sided p-value times 2.
+    # The p-value is the share of subsets with a lower mean, plus `tie_weight` times the share with the same mean.
+    # `shares` is a function that returns both shares for each center.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
 
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns a function that computes two shares for each center: of the subsets whose weighted mean is below the
-    # center, and of those with a mean equal to it. The shares are exact, because all subsets are listed.
+    # Returns a function that computes two shares for each center:
+    # of the subsets whose weighted mean is below the center, and of those with a mean equal to it.
+    # The shares are exact, because all subsets are listed.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
 
@@ -320,8 +322,9 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns a function that computes two shares for each center: of the subsets whose weighted mean is below the
-    # center, and of those with a mean equal to it. The shares are approximate, because sums are rounded to a grid.
+    # Returns a function that computes two shares for each center:
+    # of the subsets whose weighted mean is below the center, and of those with a mean equal to it.
+    # The shares are approximate, because sums are rounded to a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
         # A subset's mean is below the center if its differences from the center have a negative weighted sum.
@@ -340,8 +343,9 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     The shares are exact if weights are small multiples of a whole unit, and sums are small multiples of 1/q with q at
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
-    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`. `Shares` are functions that return for
-    # each center the share of subsets with a mean below the center, and the share with a mean equal to it.
+    # Task k has the weight `weights[k]` and the weighted difference `sums[k]`.
+    # `Shares` are functions that return two shares for each center:
+    # of subsets with a mean below it, and with this mean.
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -379,8 +383,9 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
 def _find_flip_low_end(
     find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
-    # Returns the lower end of the interval of `_flip_signs`. `find_p` returns the p-value of each center, `p_at_zero`
-    # is the p-value of 0, and `estimate` is the weighted mean. `is_on_grid` is true if p-values take long to compute.
+    # Returns the lower end of the interval of `_flip_signs`.
+    # `find_p` returns the p-value of each center, `p_at_zero` is the p-value of 0, and `estimate` is the weighted mean.
+    # `is_on_grid` is true if p-values take long to compute.
     # The search keeps the end between `outer`, a center that is rejected, and `inner`, which is not.
     outer, inner = -1.0, estimate
     if estimate > 0:  # the sign of the end must agree with the test's decision about 0
@@ -416,8 +421,9 @@ def _list_subsets(count: int) -> Floats:
 def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     """Return the share of the subsets of `terms` [K] that have a sum below zero, and the share with a sum of zero."""
     # Sums are rounded to a grid, unless the terms are small integers.
-    # `observed` is the sum of the magnitudes of all negative terms. Add up a subset's positive terms and the magnitudes
-    # of the negative terms that it lacks. The subset's sum is below zero exactly if this total is below `observed`.
+    # `observed` is the sum of the magnitudes of all negative terms.
+    # Add up a subset's positive terms and the magnitudes of the negative terms that it lacks.
+    # The subset's sum is below zero exactly if this total is below `observed`.
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
     is_exact = total <= _GRID and float(np.abs(terms - np.rint(terms)).max()) < 1e-9
@@ -447,8 +453,8 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _likely_heads(coins: int) -> list[tuple[int, float]]:
-    # For flips of `coins` fair coins, returns pairs: each number of heads with a probability above 1e-17, and this
-    # probability.
+    # For flips of `coins` fair coins, returns pairs:
+    # each number of heads with a probability above 1e-17, and this probability.
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
@@ -551,8 +557,8 @@ _DIGITS = 9
 
 
 def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
-    # Returns the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate. The last axis of
-    # each array has one item per task. Tasks without episodes of one policy do not count.
+    # Returns the mean over tasks of x/n - y/m, the first policy's rate minus the second policy's rate.
+    # The last axis of each array has one item per task. Tasks without episodes of one policy do not count.
     is_used = (n > 0) & (m > 0)
     gaps = np.where(is_used, x / np.maximum(n, 1) - y / np.maximum(m, 1), 0.0)
     return np.asarray(gaps.sum(axis=-1) / is_used.sum(axis=-1))
@@ -583,8 +589,8 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
     """Return the two policies' most likely rates in each task if they differ by `difference`: a root of a cubic."""
-    # In each task, the outcome occurs in x of the first policy's n episodes, and in y of the second's m. The difference
-    # is the first rate minus the second; it has a last axis of one item for all tasks.
+    # In each task, the outcome occurs in x of the first policy's n episodes, and in y of the second's m.
+    # The difference is the first rate minus the second; it has a last axis of one item for all tasks.
     # The first policy's rate is the root of a r³ + b r² + c r + d between 0 and 1 that the cosine selects.
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
@@ -665,7 +671,7 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
     """
     # A unit is a tuple: its number of good or unknown episodes, its number of unknown episodes, and any other values.
     # Each choice counts its distinct units. At first, no unknown episode is bad; each round makes one more episode bad.
-    choices, largest_k, tried_count = [Counter(units)], None, 0  # None until it holds for k = 0
+    choices, largest_k, tried_count = [Counter(units)], None, 0  # None until the verdict holds for k = 0
     while choices:
         tried_count += len(choices)
         if tried_count > _MAX_CHOICES or not all(stays(list(choice.elements())) for choice in choices):

@@ -42,8 +42,9 @@ def evaluate_formula(
     same control step. Where signals are unknown, the value is the largest possible one if `best`, else the smallest.
     `positive` is False if the formula is inside an odd number of negations. Raises the same errors as `robustness`.
     """
-    # `formula` is the root of a syntax tree. `trace` holds the signals of E episodes, one after the other, in arrays
-    # [N]. A negative margin means that the formula is false.
+    # `formula` is the root of a syntax tree.
+    # `trace` holds the signals of E episodes, one after the other, in arrays [N].
+    # A negative margin means that the formula is false.
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
         # A negation swaps `best` and `positive` with their opposites.
@@ -113,8 +114,8 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     # Return the rows [lo, hi) of the window from each record; lo and hi are [N].
-    # `trace.starts` [E + 1] holds the first row of each episode and, at its end, the number of all rows. `lo` begins as
-    # each record's own row, and `hi` as the end of its episode.
+    # `trace.starts` [E + 1] holds the first row of each episode and, at its end, the number of all rows.
+    # At first, `lo` is each record's row, and `hi` is the end of the record's episode.
     lo, hi = np.arange(trace.starts[-1]), np.repeat(trace.starts[1:], trace.lengths)
     if not _uses_time_stamps(window, trace):
         return _clip_steps(window, trace, lo, hi)
@@ -125,7 +126,7 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
         slack_s = STEP_TOLERANCE * float(np.median(np.diff(stamps_s))) if end - first > 1 else 0.0
         slack_s = max(slack_s, 2 * float(np.spacing(np.abs(stamps_s).max())))  # time stamps are rounded to float64
         window_lo = first + np.searchsorted(stamps_s, stamps_s + (window.start_s - slack_s))
-        # In spite of the slack, a window contains no record before the one that it starts from.
+        # In spite of the slack, no record before a window's starting record is in the window.
         lo[first:end] = np.maximum(lo[first:end], window_lo)
         # Without an end, the window lasts until the episode's end, which `hi` holds already.
         if window.end_s is not None:
@@ -141,8 +142,8 @@ def _uses_time_stamps(window: syntax.Window, trace: Trace) -> bool:
 
 def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> tuple[Ints, Ints]:
     # Return the rows [lo, hi) of the windows that begin at `rows`, clipped at the episodes' ends.
-    # `ends` holds the row after the last row of each window's episode. The window's bounds, which are seconds after the
-    # record in `rows`, become numbers of control steps.
+    # `ends` holds the row after the last row of each window's episode.
+    # The window's bounds are in seconds after the record in `rows`. Convert them to numbers of control steps.
     lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
     if window.end_s is None:
         return lo, ends
@@ -252,8 +253,8 @@ def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = Tr
     rounding. For an unknown value, return the largest possible margin if `best`, else the smallest. Raises the same
     errors as `evaluate_expression`, and `SignalError` if a known margin is NaN.
     """
-    # `by_episode` [E] is the relative difference up to which two numbers count as equal. `trace.single` maps signals
-    # that were stored as float32 to the episodes in which they were; float32 needs a coarser rounding.
+    # `by_episode` [E] is the relative difference up to which two numbers count as equal. It is larger for float32.
+    # `trace.single` maps a signal to the episodes that store the signal as float32.
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
     names = syntax.signal_names(predicate)
     by_episode = trace.rounding(names)
@@ -315,7 +316,7 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
     # Return the trace, without time stamps if some episode lacks them. `steps_s` is infinite for episodes with stamps.
-    # `steps_s` [E] has the control steps of the other episodes.
+    # `steps_s` [E] has the control steps of all other episodes.
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 
@@ -348,7 +349,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
         case syntax.Not(child):
             return _deciding_rows(child, trace, not positive)
         case syntax.Implies(left, right):
-            # With its right side replaced by false, an implication equals its negated condition.
+            # `left -> false` is true exactly where `left` is false.
             first = margins(replace(formula, right=syntax.Truth(False)), at_start=True)
             # The side with the larger margin decides.
             is_left = first >= margins(right, at_start=True)
@@ -362,20 +363,20 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
             values = margins(child)
             # The record with the smallest margin of the window decides a G; the one with the largest decides an F.
             find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
-            # The function gets the first row of an episode and the rows [lo, hi) of its window. It returns an offset
-            # from `lo`.
+            # The arguments are the first row of an episode and the rows [lo, hi) of its window.
+            # The result is an offset from `lo`.
             bounds = start_rows(window, trace)
             return _find_rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
         case syntax.Until(window, left, right, weak, crisp):
-            # `hold` and `reach` are the margins [N] of the sides of `left U right`. The record where `right` is reached
-            # with the largest margin decides.
+            # `hold` and `reach` are the margins [N] of the sides of `left U right`.
+            # The record that gives the largest margin in `_until_margins` decides.
             reach = evaluate_formula(right, trace, at_start=False, positive=positive)
             hold, reach = margins(left), to_margins(is_true(reach, strict=not positive) if crisp else reach)
             rows = _find_rows_in_windows(
                 trace, *start_rows(window, trace), lambda *rows: _until_margins(hold, reach, *rows).argmax()
             )
             if weak:
-                # If `G left` gives the larger margin of a weak `until`, its record decides.
+                # If `G left` gives a weak `until` its margin, the record that decides `G left` decides.
                 lasting = syntax.Always(syntax.Window(0.0, window.end_s), left)
                 is_lasting = margins(lasting, at_start=True) > margins(replace(formula, weak=False), at_start=True)
                 rows = np.where(is_lasting, _deciding_rows(lasting, trace, positive), rows)
@@ -386,16 +387,17 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
 
 
 def _find_rows_in_windows(trace: Trace, lo: Ints, hi: Ints, find_offset: Callable[[int, int, int], np.integer]) -> Ints:
-    # Return one row of each episode's window [lo, hi); -1 for an empty window. `find_offset` gets the episode's first
-    # row and the rows of the window, and returns the offset from the window's first row.
+    # Return one row of each episode's window [lo, hi); -1 for an empty window.
+    # `find_offset` gets the episode's first row, `lo` and `hi`. It returns the offset of the chosen row from `lo`.
     windows = zip(trace.starts[:-1], lo, hi, strict=True)  # (start, a, b): the episode's first row, the window [a, b)
     return np.array([a + find_offset(start, a, b) if a < b else -1 for start, a, b in windows], dtype=np.int64)
 
 
 def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) -> Values:
     # For each row of [lo, hi), return the minimum of `reach` at the row and `hold` at all earlier rows from `start`.
-    # `hold` and `reach` are the margins [N] of the sides of an `until`. From the row `start` (<= lo), `hold` must be
-    # true until `reach` becomes true. The result has hi - lo values: what the margin is if that happens at this row.
+    # `hold` and `reach` are the margins [N] of the sides of an `until`.
+    # From the row `start` (<= lo), `hold` must be true until `reach` becomes true.
+    # The result has hi - lo values: the margin if `reach` becomes true at this row.
     # least_before[i] is the minimum of `hold` over the first i rows from `start`.
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))

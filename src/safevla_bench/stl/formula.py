@@ -71,8 +71,8 @@ class Window:
     end_s: float | None = None
 
     def __post_init__(self) -> None:
-        # Raise an error unless 0 <= start_s <= end_s < infinity, in s. `end_s` is None if the window ends with the
-        # episode; then the start takes the place of the end in the check.
+        # Raise an error unless 0 <= start_s <= end_s < infinity, in s.
+        # If `end_s` is None, the window ends with the episode, and only `start_s` is checked.
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
             remedy = "a window [a,b] needs 0 <= a <= b, in seconds"
@@ -194,8 +194,9 @@ def signal_names(formula: Formula) -> frozenset[str]:
 
 def is_boolean_only(formula: Formula) -> bool:
     """Return whether the formula has no margin from a comparison; its robustness is then plus or minus infinity."""
-    # The margin of a `plain` implication is max(-left, right); otherwise the condition on the left counts only as true
-    # or false. In a crisp `Until`, the right side counts only as true or false.
+    # The margin of a `plain` implication is max(-left, right).
+    # In any other implication, the left side (the condition) counts only as true or false.
+    # In a crisp `Until`, the right side counts only as true or false.
     match formula:
         case Compare():
             return False
@@ -208,8 +209,8 @@ def is_boolean_only(formula: Formula) -> bool:
 
 def conditions(formula: Formula) -> Iterator[Formula]:
     """Yield the parts of a formula whose margins do not matter: conditions, and the right sides of crisp `Until`."""
-    # An implication that is not `plain` uses its left side only as true or false. A crisp `Until` has sides with
-    # different units, and uses its right side only as true or false.
+    # An implication that is not `plain` uses its left side only as true or false.
+    # A crisp `Until` has sides with different units. It uses its right side only as true or false.
     for node in walk_nodes(formula):
         match node:
             case Implies(part, _, plain=False) | Until(_, _, part, crisp=True):
@@ -228,8 +229,8 @@ def judged_once(formula: Formula) -> tuple[Formula, ...]:
 
 def is_plain(formula: Formula) -> bool:
     """Return whether any implication in the formula has the margin max(-left, right)."""
-    # Such an implication has `plain` set. Otherwise, an implication has the margin of its right side while its left
-    # side holds.
+    # Such an implication has `plain` set.
+    # Any other implication has the margin of its right side while its left side holds.
     return any(isinstance(node, Implies) and node.plain for node in walk_nodes(formula))
 
 
@@ -258,8 +259,8 @@ def bounded_windows(formula: Formula) -> tuple[Window, ...]:
 
 def signed_constant(value: float) -> Expression:
     """Return the expression for a finite number, which may be negative. Raises `FormulaError` for NaN and infinity."""
-    # A `Number` is never negative, so a negative number (also -0.0) becomes a `Negate` of a `Number`. `Number` raises
-    # the error.
+    # A `Number` is never negative, so a negative number (also -0.0) becomes a `Negate` of a `Number`.
+    # `Number` raises the error.
     return Number(value) if math.copysign(1.0, value) > 0 else Negate(Number(-value))
 
 
@@ -295,8 +296,8 @@ def _replace_nodes(formula: Formula, change: Callable[[Node], Node | None]) -> F
 
 def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
     """Return the node with `change` applied to each of its direct parts."""
-    # `_FIELD_NAMES` maps each class of nodes to its fields, in the constructor's order. Fields such as names, numbers
-    # and windows are not nodes and stay unchanged.
+    # `_FIELD_NAMES` maps each class of nodes to its fields, in the constructor's order.
+    # Fields such as names, numbers and windows are not nodes and stay unchanged.
     values = [getattr(node, name) for name in _FIELD_NAMES[type(node)]]
     return type(node)(*[change(value) if type(value) in _FIELD_NAMES else value for value in values])
 
@@ -324,8 +325,8 @@ def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
     An obligation is a bounded window on the right side of `->`; the episode cuts it off if no record lies at or after
     its end. Without obligations, both results equal the formula.
     """
-    # An example is `a -> F[0,2](b)`: if the episode ends less than 2 s after `a` holds, it is unknown whether `b` would
-    # follow.
+    # An example is `a -> F[0,2](b)`.
+    # If the episode ends less than 2 s after `a` holds, it is unknown whether `b` would follow.
     return _assume_cut_off(formula, is_kept=True, is_due=False), _assume_cut_off(formula, is_kept=False, is_due=False)
 
 
@@ -345,14 +346,16 @@ def _assume_cut_off(formula: Formula, is_kept: bool, is_due: bool) -> Formula:
     # From here on, `inner` is an obligation: a `G`, `F`, `U` or weak `U` (`W`) with a bounded window.
     reaches_end = Eventually(Window(inner.window.end_s), Truth(True))  # some record is at or after the window's end
     match inner:
-        # Judged on the existing records alone, a `G` without a violation is kept, and an `F` without a success is
-        # broken. So only the opposite reading needs a change.
+        # On the existing records, a `G` without a violation is kept, and an `F` without a success is broken.
+        # So only a `G` that counts as broken, and an `F` that counts as kept, must be changed.
         case Always():
             return inner if is_kept else And(inner, reaches_end)
         case Eventually():
             return Or(inner, Not(reaches_end)) if is_kept else inner
         case Until(window, left, _, weak) if weak != is_kept:
-            # If `left` holds in the whole window, a kept `U` is true if it is cut off, and a broken `W` if it is not.
+            # Suppose that `left` holds in the whole window.
+            # A `U` that counts as kept is then also true if it is cut off.
+            # A `W` that counts as broken is then only true if `right` is reached, or if the `W` is not cut off.
             lasting = Always(Window(0.0, window.end_s), left)
             return Or(replace(inner, weak=False), And(lasting, Not(reaches_end) if is_kept else reaches_end))
     return inner
@@ -369,8 +372,8 @@ def always_form(formula: Formula) -> Formula:
 
 def _move_negation(formula: Formula, negated: bool) -> Formula:
     # Return `always_form` of the formula, or of its negation.
-    # G is `Always`, and F is `Eventually`. If `negated`, `and` becomes `or`, `or` becomes `and`, and `F` becomes `G`; a
-    # negated `G` stays `not G`.
+    # G is `Always`, and F is `Eventually`. If `negated`, `and` becomes `or`, `or` becomes `and`, and `F` becomes `G`.
+    # A negated `G` stays `not G`.
     match formula:
         case Truth(value):
             return Truth(value != negated)
@@ -391,8 +394,7 @@ def _move_negation(formula: Formula, negated: bool) -> Formula:
             if _has_merging_always(window, moved):
                 return _merge_always(window, moved)
             return Always(window, Not(child) if negated else child)
-        # `a W false` is `G` of `a` from now to the end of the window. (The argument False asks for the side itself, not
-        # for its negation.)
+        # `a W false` is `G` of `a` from now to the end of the window.
         case Until(window, left, right, weak=True) if not negated and _move_negation(right, False) == Truth(False):
             return _move_negation(Always(Window(0.0, window.end_s), left), negated)
         # `true U b` is `F(b)`, and its negation becomes a `G`.
@@ -402,7 +404,7 @@ def _move_negation(formula: Formula, negated: bool) -> Formula:
 
 
 def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
-    # Return the sides joined by a connective; if one side is a constant that changes nothing, only the other side.
+    # Return the sides joined by a connective. If one side is a constant without effect, return only the other side.
     # `kind` is the class `And` or `Or`.
     neutral = Truth(kind is And)  # true in a conjunction, false in a disjunction
     if left == neutral:
@@ -412,7 +414,8 @@ def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
 
 def _has_merging_always(window: Window, formula: Formula) -> bool:
     # Return whether the formula is a `G`, or a conjunction with a `G`, that merges with an enclosing `G` over `window`.
-    # Both windows must end with the episode, and one must start at 0, so that the later start is the merged start.
+    # The windows of both `G` must end with the episode.
+    # One must start at 0, so that the merged start is the later start.
     if isinstance(formula, And):
         return _has_merging_always(window, formula.left) or _has_merging_always(window, formula.right)
     if not isinstance(formula, Always) or window.end_s is not None or formula.window.end_s is not None:
@@ -448,8 +451,9 @@ _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = 
 
 def _text_and_level(node: Node) -> tuple[str, int]:
     # Return the text of a node, and the level of its outermost operator.
-    # The levels are integers; a higher level binds more tightly. A part of a lower level than its place in the text
-    # allows is put in parentheses. For example, the right side of `a - b` needs a level above that of `-`.
+    # The levels are integers; a higher level binds more tightly.
+    # Each operand of an operator needs a minimum level, else it is put in parentheses.
+    # For example, the right side of `a - b` needs a level above that of `-`.
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM

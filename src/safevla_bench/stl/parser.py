@@ -68,8 +68,8 @@ _SPLIT_REMEDY = "Split the formula into several specifications."
 
 @functools.cache
 def _load_grammar() -> Lark:
-    # Return the parser of the grammar file. In this file, `UNIT` is a placeholder for the pattern of a unit, such as
-    # m/s.
+    # Return the parser of the grammar file.
+    # In this file, `UNIT` is a placeholder for the pattern of a unit, such as m/s.
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
     # The basic lexer reads `a andb` as two names, which is an error; a contextual lexer would accept it as `a and b`.
     grammar = grammar.replace("UNIT", units.PATTERN.replace("/", r"\/"))
@@ -86,8 +86,9 @@ class _ParsedPart:
     parentheses: int = 0
 
     def __post_init__(self) -> None:
-        # Raise an error if a part of a formula is nested too deeply. `depth` counts operators, and `parentheses` counts
-        # parentheses that enclose each other; `column` counts characters from 1.
+        # Raise an error if a part of a formula is nested too deeply.
+        # `depth` counts nested operators, and `parentheses` counts nested parentheses.
+        # `column` counts characters from 1.
         if max(self.depth, self.parentheses) > MAX_DEPTH:
             problem = f"the formula is deeper than {MAX_DEPTH} levels; each operator of a chain is one level"
             raise _column_error(self.column, problem, _SPLIT_REMEDY)
@@ -155,8 +156,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(syntax.Number(_finite_number(token)), _column_of(token))
 
     def quantity(self, token: Token) -> _ParsedPart:
-        # Convert a number with a unit, such as `5 cm`, to base units: 0.05 m. Raise an error if the unit has no
-        # dimension, or if the number is not finite.
+        # Convert a number with a unit, such as `5 cm`, to base units: 0.05 m.
+        # Raise an error if the unit has no dimension, or if the number is not finite.
         number, unit = units.split_quantity(token)
         scale, base = units.parse_unit(unit)
         is_zero = _finite_number(token, number) == 0
@@ -176,8 +177,9 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def argument(self, *tokens: Token | None) -> str:
-        # Return the canonical text of one argument of a signal: a number with an optional minus sign, a name, or a text
-        # in quotes. The tokens are the optional sign and the value.
+        # Return the canonical text of one argument of a signal:
+        # a number with an optional minus sign, a name, or a text in quotes.
+        # The tokens are the optional sign and the value.
         *sign, token = tokens  # before a number, Lark passes a minus sign or None
         assert token is not None
         if token.type == "NUMBER":
@@ -231,14 +233,13 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     eventually = _make_window_builder(syntax.Eventually)
 
     def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
-        # Convert `left U[a,b] right`. Without a window, `window` is None, and the window is [0,T], until the episode's
-        # end.
+        # Convert `left U[a,b] right`. If `window` is None, the window is [0,T], until the episode's end.
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))
         return self._make_part(node, left.column, left, right)
 
     def weak_until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
-        # Convert `left W[a,b] right`, which is also true if `left` holds in the whole window. Without a window,
-        # `window` is None, and the window is [0,T], until the episode's end.
+        # Convert `left W[a,b] right`, which is also true if `left` holds in the whole window.
+        # If `window` is None, the window is [0,T], until the episode's end.
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right), weak=True)
         return self._make_part(node, left.column, left, right)
 
@@ -274,8 +275,9 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Types
 
     def as_formula(self, part: _ParsedPart) -> syntax.Formula:
-        # Return the part's node as a formula, and raise an error if it is a number. `_signals` maps the known names to
-        # True if the signal is Boolean; if it is None, the place in the formula decides.
+        # Return the part's node as a formula, and raise an error if it is a number.
+        # `_signals` maps each known name to True if the signal is Boolean.
+        # If `_signals` is None, the context in the formula decides.
         if isinstance(part.node, syntax.NumericSignal):  # a bare name, which may be a Boolean signal
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
@@ -289,7 +291,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     def as_expression(self, part: _ParsedPart) -> syntax.Expression:
         # Return the part's node as an arithmetic expression, and raise an error if it is a formula or a Boolean signal.
-        # `_signals` maps the known names to True if the signal is Boolean; if it is None, every name is numeric here.
+        # `_signals` maps each known name to True if the signal is Boolean.
+        # If `_signals` is None, every name is numeric here.
         if not _is_expression(part.node):
             problem = "a formula is given, but a number is expected"
             raise _column_error(part.column, problem, "join comparisons with `and`; do not chain or add them")
@@ -343,8 +346,8 @@ def _explain_unknown_word(text: str, error: UnexpectedInput, signals: Mapping[st
     while text_before.count("(") > text_before.count(")"):  # go through the open parentheses, beginning with the last
         text_before = text_before[: text_before.rindex("(")]
         call = re.search(r"([A-Za-z_]\w*)\s*$", text_before)
-        # `call` is the word before this parenthesis. For a known kind of signal, such as `gap`, the table `SIGNALS`
-        # contains the text `gap(`.
+        # `call` is the word before this parenthesis.
+        # For a known kind of signal, such as `gap`, the table `SIGNALS` contains the text `gap(`.
         if call and call[1] not in syntax.RESERVED and signals is not None and f"{call[1]}(" not in signals:
             remedy = f"operators: {_OPERATORS}; write separate comparisons, not `abs`, `min` or `max`"
             return _column_error(call.start() + 1, f"there is no operator or function {_shorten(call[1])!r}", remedy)
@@ -377,7 +380,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
 
 
 def _describe_expected(error: UnexpectedInput) -> str:
-    # Return a text that says what may follow. `expected` holds the names of the grammar's tokens that may follow.
+    # Return a text about what may follow. `expected` holds the names of the grammar's tokens that may follow.
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"

@@ -102,8 +102,8 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     is known. Any other formula gets the robustness with the worst possible values; if this robustness is negative,
     there is no verdict. Raises the same errors as `robustness`.
     """
-    # G is `always`. Arrays [N] have one value per record of all episodes. Of a `binary` specification, only the sign of
-    # the robustness counts.
+    # G is `always`. Arrays [N] have one value per record of all episodes.
+    # For a `binary` specification, only the sign of the robustness counts.
     # An obligation that the episode's end cuts off counts as kept in one formula, and as broken in the other.
     kept, broken = syntax.cut_off_readings(formula)
     can_one_satisfy = _can_one_record_satisfy(broken)
@@ -128,8 +128,8 @@ def _settle_episodes(
 ) -> tuple[Floats, Bools]:
     # Return the results of `settle_unknown` for episodes with unknown values.
     # `formula` treats obligations that the episode's end cuts off as broken. `rho` [E] is the best possible robustness.
-    # `can_one_satisfy`: a single record can satisfy the formula or a part of it. `binary`: only the sign of the
-    # robustness counts.
+    # `can_one_satisfy` is true if a single record can satisfy the formula or a part of it.
+    # `binary` is true if only the sign of the robustness counts.
     worst = np.empty(len(trace))
     judged_record = np.zeros(len(trace), np.bool_)
     for episodes, group in group_by_step(formula, trace):
@@ -139,7 +139,7 @@ def _settle_episodes(
     if not binary:
         # With margins, the best robustness is finite if at least one record was judged.
         judged_record = rho < np.inf
-    # If one record can satisfy the formula, a judged record alone decides nothing: an unknown record may satisfy it.
+    # If one record can satisfy the formula, judged records give no verdict, because an unknown record may satisfy it.
     has_verdict = rho < 0 if can_one_satisfy else (rho < 0) | judged_record
     return np.where(has_verdict, rho, worst), ~(has_verdict | (worst >= 0))
 
@@ -295,8 +295,8 @@ class OneSidedClause:
 
     def margins(self, values: Floats, rounding: Floats | float) -> Floats:
         """Return the margin of each signal value, in the same shape; 0 if the value equals the bound up to rounding."""
-        # `upper` is True if values above `bound` violate the clause. `rounding` is the relative difference up to which
-        # two numbers count as equal.
+        # `upper` is True if values above `bound` violate the clause.
+        # `rounding` is the relative difference up to which two numbers count as equal.
         return subtract(self.bound, values, rounding) if self.upper else subtract(values, self.bound, rounding)
 
 
@@ -318,10 +318,10 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
 def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
-    # Return None unless one side of the predicate is a bare signal, and the other side reads no signal.
+    # One side of the predicate must be a bare signal, and the other side must read no signal. Otherwise, return None.
     # `is_upper` is true if the bound limits the signal from above.
-    # The predicate must hold while the condition `gate` holds (None: always). `plain` says that the gate's margin
-    # counts, too. The bound reads no signal, so its value needs no trace (None).
+    # The predicate must hold while the condition `gate` holds (None: always).
+    # If `plain`, the gate's margin counts, too. The bound reads no signal, so its value needs no trace (None).
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
@@ -344,22 +344,22 @@ class _ClauseMeasurement:
     hi: Ints
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
-        # Return the robustness `rho` [E], the worst signal values `extreme` [E], and the record of the first violation
-        # [E], counted in each episode; -1 for an episode without a violation.
+        # Return three arrays [E]: robustness `rho`, worst signal value `extreme`, and record of the first violation.
+        # The record is counted in each episode; it is -1 without a violation.
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         first_violation[violated] = _rows_to_records(self._find_first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _find_first_rows(self, episodes: Ints, trace: Trace) -> Ints:
         # Return the first violating row of each of the `episodes`; -1 if none violates.
-        # `lo` and `hi` [E] hold the window [lo, hi) of each episode in `trace`, and `gate_open` [N] says whether the
-        # condition holds; None means that the clause has no condition.
+        # `lo` and `hi` [E] hold the window [lo, hi) of each episode in `trace`.
+        # `gate_open` [N] is true where the condition holds; None means that the clause has no condition.
         rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
         failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
-        # For each episode: a row's index in the trace, minus the row's index in `failing`.
+        # `shift` is the offset between a row's index in the trace and the row's index in `failing`, for each episode.
         # `failing` has only the records of `episodes`, while `lo` and `hi` count rows of the whole trace.
         shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
         first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
@@ -387,11 +387,11 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
     # Return the field `extreme` of the `FormulaVerdict`, [E].
-    # It is the largest value of the signal in the window [lo, hi) while the gate is open if the clause has an upper
-    # bound, else the smallest value; NaN if there is no such record.
+    # `extreme` is the largest value of the signal for an upper bound, else the smallest value.
+    # Only records in the window [lo, hi) with an open gate count; NaN without such a record.
     values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
-    # Divide all records into pieces, and find the worst value of each piece. The gate does not change within a piece,
-    # and either all records or none of a piece with an open gate are in a window.
+    # Divide all records into pieces, and find the worst value of each piece. The gate does not change within a piece.
+    # A piece with an open gate is either completely inside a window or completely outside.
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
     if np.isnan(pieces.max(initial=-np.inf)):
@@ -408,9 +408,9 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
 
 
 def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
-    # Return the clause's signal [N]. Values that violate the clause least replace unknown and infinite values.
-    # `clause.upper` is True if values above the bound violate the clause. For an unknown value, a lower bound may be
-    # known.
+    # Return the clause's signal [N]. Replace infinite values so that they cannot violate the clause.
+    # Replace an unknown value by the possible value that violates the clause least.
+    # `clause.upper` is True if values above the bound violate the clause. Unknown values may have a known lower bound.
     values = trace.numeric_signal(clause.signal)
     if clause.upper and (values == np.inf).any():
         values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies

@@ -57,8 +57,8 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the minimum or maximum (`fold`) of values[lo:hi] for each range. Ranges may overlap; an empty range gives
     the fold's neutral value. Any range is covered by two overlapping spans of the same length, a power of two.
     """
-    # `lo` and `hi` hold the bounds of each range, [R]; the result is [R]. The work grows with log2 of the longest
-    # range.
+    # `lo` and `hi` hold the bounds of each range, [R]; the result is [R].
+    # The computing time grows with log2 of the longest range.
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
     while span <= width.max(initial=0):
@@ -77,7 +77,7 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     the runs of length 1, 2, 4, ... that make up the range.
     """
     # `hold` and `reach` are [N]: the values of the left and right sides of the operator `until` at each record.
-    # The run from t to lo[t] is `held`, but no record of it can reach; then the range's own runs are joined to it.
+    # `held` covers the records from t to lo[t], at which `reach` does not count. The runs of the range follow.
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
     # `part_reached` and `part_held` are for the `span` records from an index. A range continues at `position`.
@@ -112,8 +112,8 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
             result[rows] = subtract(*arguments)
         return result
     difference = np.asarray(np.subtract(minuend, subtrahend))
-    # Of two numbers that are equal up to a `rounding` of at most 0.5, neither exceeds twice the other, so this cheap
-    # test misses none.
+    # If two numbers are equal up to a `rounding` of at most 0.5, neither is more than twice the other.
+    # So all equal numbers pass this quick test.
     is_near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
     if not is_near.any():
         return difference
@@ -124,8 +124,8 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     """Return the fold over values[lo:hi] of `E` ascending, disjoint ranges, [E]; the neutral value for empty ranges."""
-    # A fold is a minimum or a maximum. Its neutral value, for an empty range, is +inf or True for MIN, -inf or False
-    # for MAX.
+    # A fold is a minimum or a maximum.
+    # An empty range has the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
     # Fast case: the ranges are not empty, adjoin each other and end with the values.
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
@@ -196,8 +196,8 @@ class Trace:
     """Maps a signal to a mask of the episodes in which it was stored as float32, [E]; other signals never were."""
 
     def __post_init__(self) -> None:
-        # `starts` holds the first row of each episode and, at its end, the number of rows. `dt_s` has each episode's
-        # control step, and `signals` maps each name to the signal's values.
+        # `starts` holds the first row of each episode and, at its end, the number of rows.
+        # `dt_s` has each episode's control step, and `signals` maps each name to the signal's values.
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
             raise SignalError("the trace has an episode without records, or offsets `starts` that do not fit `dt_s`")
         for name, values in self.signals.items():
@@ -215,8 +215,8 @@ class Trace:
 
     def record_rows(self, episodes: Ints) -> Ints:
         """Return the rows of all records of the given episodes, one episode after the other, in the order given."""
-        # `starts` holds the first row of each episode. For example, episodes with rows 0-2 and 3-4 give [3, 4, 0, 1, 2]
-        # for the episodes [1, 0].
+        # `starts` holds the first row of each episode.
+        # For example, episodes with rows 0-2 and 3-4 give [3, 4, 0, 1, 2] for the episodes [1, 0].
         lengths = self.lengths[episodes]
         ends = np.cumsum(lengths)
         # Number the new rows, then shift each episode's rows from their new start to their start in this trace.

@@ -32,13 +32,13 @@ class Unit:
     powers: tuple[int, ...] = (0, 0, 0, 0)
 
     def times(self, other: Unit, power: int = 1) -> Unit:
-        # Return the product of this unit and `other ** power`; a power of -1 divides by `other`. `powers` holds the
-        # powers of N, m, s and deg.
+        # Return the product of this unit and `other ** power`; a power of -1 divides by `other`.
+        # `powers` holds the powers of N, m, s and deg.
         return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
 
     def __str__(self) -> str:
-        # Return the unit's text, such as `N m/s^2`, or `1` for a pure number. `powers` holds the powers of N, m, s and
-        # deg.
+        # Return the unit's text, such as `N m/s^2`, or `1` for a pure number.
+        # `powers` holds the powers of N, m, s and deg.
         pairs = list(zip(_BASES, self.powers, strict=True))
         # 1 -> the factors with positive powers; -1 -> the factors with negative powers, which follow a slash
         factors = {
@@ -76,8 +76,8 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
     """Parse a unit such as `cm`, `N m`, `m/s^2` or `deg/s` into its factor and its powers of the base units; "" is the
     pure number 1. Raises `FormulaError` for an unknown symbol.
     """
-    # The factor converts a number in this unit to base units: `cm` gives 0.01 and m. `_SYMBOLS` maps a symbol to the
-    # text of its factor and its powers of N, m, s and deg.
+    # The factor converts a number in this unit to base units: `cm` gives 0.01 and m.
+    # `_SYMBOLS` maps a symbol to the text of its factor and its powers of N, m, s and deg.
     scale, unit = Decimal(1), ONE
     # The tokens are factors and separators in turn.
     tokens = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
@@ -119,8 +119,9 @@ def check_units(
     placeholder; if it is None, the placeholder has the unit of the other side, like a literal. Raises `FormulaError` if
     numbers of different units are compared or added, or if margins of different units are combined outside a condition.
     """
-    # An `Until` is `crisp` if its sides have margins of different units; then its right side counts only as true or
-    # false. `in_condition` is True for a part of a formula that counts only as true or false.
+    # An `Until` is `crisp` if its sides have margins of different units;
+    # then its right side counts only as true or false.
+    # `in_condition` is True for a part of a formula that counts only as true or false.
     return _UnitCheck(unit_of, threshold).check_formula(formula, in_condition=False)
 
 
@@ -154,8 +155,9 @@ class _UnitCheck:
 
     def check_formula(self, formula: syntax.Formula, *, in_condition: bool) -> tuple[syntax.Formula, Unit | None]:
         # Return the results of `check_units`. Inside a condition, margins may have different units.
-        # The unit is that of the formula's margin: None without a margin, and `_SEVERAL_UNITS` for a condition with
-        # comparisons of several units. `ONE` is the unit of pure numbers.
+        # The unit is that of the formula's margin:
+        # None without a margin, and `_SEVERAL_UNITS` for a condition with comparisons of several units.
+        # `ONE` is the unit of pure numbers.
         match formula:
             case syntax.Compare(_, left, right):
                 return formula, self._find_common_unit(left, right, formula) or ONE
@@ -163,7 +165,7 @@ class _UnitCheck:
                 (first, first_unit), (second, second_unit) = (
                     self.check_formula(side, in_condition=in_condition) for side in (left, right)
                 )
-                # Either side may have no margin, as a Boolean signal; then the other side gives the unit.
+                # If one side has no margin, such as a Boolean signal, the other side gives the unit.
                 unit = first_unit if second_unit is None else second_unit
                 if first_unit is not None and unit is not None and first_unit != unit:
                     if not in_condition:  # only margins need a common unit
@@ -189,8 +191,7 @@ class _UnitCheck:
 
     def _find_unit(self, expression: syntax.Expression) -> Unit | None:
         # Return the unit of an expression; None if it consists of literals without units.
-        # `unit_of` gives a signal's unit as text. `threshold` is the unit of the placeholder `threshold`; None if it
-        # has none.
+        # `unit_of` gives a signal's unit as text. `threshold` is the unit of the placeholder `threshold`, or None.
         match expression:
             case syntax.NumericSignal(name):
                 return parse_unit(self.unit_of(name))[1]
@@ -241,7 +242,7 @@ class _UnitCheck:
             formula, lambda node: self._normalize(node, self._find_common_unit(node.left, node.right, node))
         )
         comparisons = [node for node in syntax.walk_nodes(normalized) if isinstance(node, syntax.Compare)]
-        alternative = ""  # a difference from the threshold, for instance, cannot be normalized
+        alternative = ""  # for example, `a - threshold` cannot be normalized
         with suppress(FormulaError):
             if {self._find_common_unit(node.left, node.right, node) for node in comparisons} <= {None, ONE}:
                 alternative = f"; or normalize both: `{_text(normalized)}`"
@@ -270,8 +271,8 @@ class _UnitCheck:
             if isinstance(side, syntax.Number):
                 return syntax.Number(side.value / scale.value)
             has_threshold = any(isinstance(node, syntax.Threshold) for node in syntax.walk_nodes(side))
-            # An expression with `threshold`, or of several literals without units, takes its unit from the other side,
-            # so it is not divided.
+            # An expression with `threshold`, or of several literals without units, takes its unit from the other side.
+            # So do not divide such an expression.
             if self._find_unit(side) is None or has_threshold:
                 return side
             return syntax.Arithmetic("/", side, scale)

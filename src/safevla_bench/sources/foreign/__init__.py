@@ -165,8 +165,8 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 
 def _read_harness_results(path: Path) -> ForeignResults:
-    # Reads the SQLite file of a recording. `_SUITES` and `_RESULTS` are SQL queries; `eval_id` identifies an evaluation
-    # of one benchmark.
+    # Reads the SQLite file of a recording. `_SUITES` and `_RESULTS` are SQL queries.
+    # `eval_id` identifies an evaluation of one benchmark.
     with closing(_open_recording(path)) as connection:
         metadata_by_id = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
         suites = {eval_id: str(metadata.get("benchmark") or eval_id) for eval_id, metadata in metadata_by_id.items()}
@@ -271,8 +271,9 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
-    # `sid` is the process that ran the episode, `eid` the episode in it, and `eval_id` its evaluation. `_METADATA`,
-    # `_EPISODES` and `_STEPS` are SQL queries. An action has 7 numbers, and a state of the end effector has 8.
+    # `sid` is the id of a process, `eid` of an episode in the process, and `eval_id` of an evaluation.
+    # `_METADATA`, `_EPISODES` and `_STEPS` are SQL queries.
+    # An action has 7 numbers, and a state of the end effector has 8.
     # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
     policy_by_id = {
         str(eval_id): (str(policy), _libero_parameters(load_json(text)))
@@ -282,13 +283,13 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
     resets = 0
     for sid, eid, eval_id, task, episode_id, status, steps, text in connection.execute(_EPISODES):
         policy, parameters = policy_by_id.get(str(eval_id), ("", None))
-        if parameters is None:  # another benchmark than LIBERO
+        if parameters is None:  # the benchmark is not LIBERO
             continue
         context = load_json(text)
         # A process of the harness keeps its environment while the task stays the same.
         # The environment is seeded only once, on creation.
         environment = (str(sid), str(eval_id), str(context["task_id"]))
-        # Number of resets before this episode, which a replay repeats, since each reset draws random numbers.
+        # Number of resets before this episode. A replay repeats these resets, because each reset draws random numbers.
         resets = resets + 1 if environment == last_environment else 0
         last_environment = environment
         rows = []

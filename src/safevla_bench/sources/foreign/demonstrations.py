@@ -85,8 +85,8 @@ class RecordedActions:
     @property
     def task_label(self) -> str:
         """Return the task's name as recorded: suite and task, else the instruction in quotes, else "no task"."""
-        # `benchmark` and `task_id` identify a task of a known benchmark. Otherwise, the recording may name `suite` and
-        # `task`.
+        # `benchmark` and `task_id` identify a task of a known benchmark.
+        # Other recordings may name `suite` and `task` instead.
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
         label = "/".join(part for part in names if part)
         if label:
@@ -159,7 +159,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
         if answer.error is not None:
             problem, remedy, name, field = answer.error
             raise RecordError(problem, remedy=remedy, place=Place(episode=name, field=field))
-        if not answer.demos:  # neither demonstrations nor an error: out of memory
+        if not answer.demos:  # no demonstrations and no error: out of memory
             raise memory_error(path)
         return list(_split_output(path.name, answer.demos, np.frombuffer(output[end:], "<f8").copy()))
 
@@ -202,7 +202,7 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
     # Yields the demonstrations. `numbers` are the actions and states of each demonstration, one after the other.
     # `actions` and `states` of a `_Demo` are the shapes of these arrays. `source` is the name of the file.
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
-    # The child process is not trusted, since a damaged file may have confused it.
+    # Check the output of the child process, because a damaged file may have corrupted it.
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
     remaining = numbers

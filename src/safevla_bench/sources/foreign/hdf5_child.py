@@ -25,12 +25,12 @@ class Refusal(Exception):
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
     """Write the demonstrations of the open file to stdout."""
-    # A line of JSON has the facts, or an error (null = out of memory); then follow all numbers as float64.
+    # The first line is JSON with the facts, or with an error (null = out of memory). All numbers follow as float64.
     # `descriptor` is the number of the open file. The limits are `memory` [bytes] and `seconds` of CPU time.
     _lower_limit(resource.RLIMIT_CORE, 0)
     _lower_limit(resource.RLIMIT_CPU, seconds)
     _lower_limit(resource.RLIMIT_DATA, memory)
-    matrices: list[Any] = []  # NumPy arrays: the actions and (if present) the states of each demonstration
+    matrices: list[Any] = []  # the arrays of each demonstration: its actions and (if present) its states
     try:
         import h5py
 
@@ -58,7 +58,7 @@ def _lower_limit(resource_kind: int, limit: int) -> None:
 
 
 def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: str | None = None) -> NoReturn:
-    # Raises `Refusal`, which `main` writes as JSON. `demo` and `field` say where the problem is; None = unknown.
+    # Raises `Refusal`, which `main` writes as JSON. `demo` and `field` locate the problem; None = unknown.
     raise Refusal(problem, remedy, demo, field)
 
 
@@ -114,7 +114,7 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
     import numpy as np
 
     rows = _read_item(demo, field, h5py.Dataset, demo_name)
-    # A virtual or external dataset reads another file, which a hostile file must not do.
+    # Refuse virtual and external datasets, because they read other files; a hostile file could read any file that way.
     if rows.is_virtual or rows.external:
         _refuse("the numbers are stored in another file", "Store the numbers in this file.", demo_name, field)
     remedy = "Write one row of numbers per step."

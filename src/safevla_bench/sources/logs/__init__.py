@@ -61,7 +61,7 @@ class Log:
                 yield records.build_episode(episode, self.mapping, tasks)
             except RecordError as error:
                 yield error.with_place(Place(file=episode.file, episode=episode.name))
-        # Refuse outcomes in the mapping for episodes that do not exist, which are probably misspelled names.
+        # Refuse an outcome in the mapping if its episode does not exist; the episode's name is probably misspelled.
         all_facts = (self.mapping.episode, *self.mapping.trials)
         unknown_names = {name for facts in all_facts for name in facts.outcomes} - episode_names
         if unknown_names and wanted is None:  # if only some episodes are read, other names are unknown
@@ -93,7 +93,7 @@ class Log:
 
     def require_mapping(self) -> None:
         """Raise `MappingNeededError`, with a proposal, without a mapping; raise `RecordError` for a damaged log."""
-        # A mapping that assigns any topic or feature is enough.
+        # Raise no error if the mapping assigns at least one topic or feature.
         if self.mapping.sources:
             return
         try:

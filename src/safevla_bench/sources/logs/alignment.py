@@ -25,7 +25,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 _HELD_PERIODS = 2
 _BURST_RATIO = 5  # warn of bursts if the mean time between messages exceeds the median by this factor
-# Messages with log time 0 and stamp 0 were sent before a simulation began if all other log times exceed this limit.
+# If all other log times exceed this limit, messages with log time 0 and stamp 0 were sent before a simulation began.
 _TICK_NS = 1_000_000_000
 _LATEST_NS = np.iinfo(np.int64).max
 _LOST_POSE = np.array([np.nan] * 3 + [1.0, 0.0, 0.0, 0.0])
@@ -65,7 +65,7 @@ def align(
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
     stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
-    # Transforms that move are interpolated; static poses that change are each held until the next one.
+    # Moving transforms are interpolated. A static pose that changes is used until the next static pose.
     edge_stamps, held_stamps = transforms.list_stamps(), transforms.list_stamps(static=True)
     held_stamps |= {part: channel.stamps for part, channel in channels.items() if channel.is_static and channel.changes}
     for name, held in held_stamps.items():
@@ -78,7 +78,7 @@ def align(
         warn(f"[{name}] {problem}; each pose is used from its time on, the first also before it. {remedy}")
     # The clock is the part or transform whose message times are the instants of the episode.
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
-    if clock in stamps:  # otherwise, the clock is a transform, which needs no check
+    if clock in stamps:  # a clock that is a transform needs no check
         is_placeless = find_placeless(stamps[clock])
         if is_placeless.any():
             problem = f"{is_placeless.sum()} messages are left out, since their header stamp is zero"
@@ -128,7 +128,7 @@ class _Channel:
         if isinstance(taker, PoseTaker):
             self.in_frame = np.array(taker.frames)  # index of each pose's frame in `taker.frame_names`
             self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
-            # `doubt` is a sentence on a convention that the names of the numbers only imply; "" = none.
+            # `doubt` is a warning about a convention that the names do not state; "" = none.
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
             # The first parent frame that is itself the child of another frame, and so may move; None = none.
@@ -167,8 +167,8 @@ class _Channel:
         self.rows = records.drop_zero_turns(converted, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
-        # Keeps only the messages that `chosen`, a mask or an array of indices, selects. Each message has a row of
-        # numbers, the index of its frame, and times.
+        # Keeps only the messages that `chosen`, a mask or an array of indices, selects.
+        # Each message has a row of numbers, the index of its frame, and times.
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
@@ -200,8 +200,9 @@ class _Channel:
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
         # Returns the poses at `time_ns`, converted to the frame that the mapping gives as `in`, if it gives one.
-        # A pose is NaN if it or a transform at its time is unknown. `rows` are the poses before the conversion. `tree`
-        # has the transforms between frames. With `in`, `frames` has only the target frame.
+        # A pose becomes NaN if the pose or a needed transform is unknown at that time.
+        # `rows` are the poses before the conversion. `tree` has the transforms between frames.
+        # With `in`, `frames` has only the target frame.
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
@@ -230,7 +231,7 @@ def _choose_clock(
     # Without `clock`: the part of the hand, else a pose, else a transform, else any part.
     # If several parts qualify, the part with the most messages is chosen.
     # Poses come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
-    # `facts` is what the mapping says about the trial. `stamps` has times of parts, `edge_stamps` of transforms.
+    # `facts` is the mapping's table about the trial. `stamps` has times of parts, `edge_stamps` of transforms.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
@@ -300,7 +301,7 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Seri
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):
         has_number = np.isfinite(rows[:, column])
-        if not has_number.any():  # a number that no message contains is never known, so neither is the part
+        if not has_number.any():  # if no message contains a number, the number and the part are never known
             known[:] = False
             continue
         last_message = np.searchsorted(time_ns[has_number], instants, side="right") - 1

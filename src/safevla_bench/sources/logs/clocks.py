@@ -21,7 +21,7 @@ from safevla_recorder.episode import Ints
 
 # A topic's stamps are on the common time base if their median difference from converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
-# If stamps differ more from log times, but at most by this, either messages are late, or the clocks differ.
+# If stamps differ from log times by more than `_SAME_BASE_NS`, but at most by this, messages are late or clocks differ.
 # A warning states whether late messages or different clocks are assumed.
 _MAX_LATENCY_NS = 1_000_000_000
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
@@ -38,8 +38,8 @@ class Stamps(NamedTuple):
     stamp_ns: Ints
 
     def choose(self, chosen: NDArray[Any]) -> Stamps:
-        # Returns only the messages that `chosen`, a mask [n] or an array of indices, selects. A message has its index
-        # in the recording (`order`), its log time and its header stamp.
+        # Returns only the messages that `chosen`, a mask [n] or an array of indices, selects.
+        # `order` is the index of each message in the recording.
         return Stamps(self.topic, self.order[chosen], self.log_ns[chosen], self.stamp_ns[chosen])
 
 
@@ -72,7 +72,7 @@ def place_messages(
         warn(f"the messages of {reference.topic} have fewer than two header stamps, so log times are used")
         first_ns = int(reference.log_ns[0])
         return {name: Times(stamps.log_ns - first_ns, "log time") for name, stamps in parts.items()}
-    # The clock's stamps must not go back. Its log times may, since the order in the file can replace them.
+    # The clock's stamps must not go back. Its log times may go back, since the order in the file can replace them.
     if step := describe_step_back(reference.stamp_ns[is_stamped]):
         _refuse_step_back(candidates, reference.topic, "header stamps", step)
     uses_log_times = not describe_step_back(reference.log_ns)
@@ -131,13 +131,13 @@ def _may_be_late(messages: Stamps) -> bool:
 
 
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, use_stamps: bool) -> str:
-    # Returns the warning about a topic whose stamps are off by `offset_s`, and how to make the other choice.
-    # `use_stamps`: the stamps are used nevertheless. `position_kind` is what else gives the times, such as log time.
+    # Returns the warning about a topic whose stamps are off by `offset_s`, and how to use the alternative times.
+    # If `use_stamps`, the stamps are used nevertheless. `position_kind` is the alternative, such as log time.
     side = "before" if offset_s < 0 else "after"
     problem = f"by {clock}'s clock, the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind}"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
         return f"{problem}; the {position_kind} is used, because the clocks differ"
-    # What is used and the assumed cause; the alternative and its cause.
+    # The times in use and the assumed cause, then the alternative times and the cause for which they would be right.
     chosen, cause, other, other_cause = "stamps are", "messages arrive late", position_kind, "the clocks differ"
     # The limit to write into the mapping for the alternative: 0.05 s excludes these stamps.
     limit_s = _SAME_BASE_NS / 1e9
@@ -202,13 +202,14 @@ def describe_step_back(times_ns: Ints) -> str:
         return ""
     index = int(np.argmax(steps < 0))
     after_s = (times_ns[index] - times_ns[0]) / 1e9
-    # `index` is the message before the step; the text counts messages from 1, so the later one is `index + 2`.
+    # `index` is the message before the step, counted from 0.
+    # The text counts from 1, so the next message is `index + 2`.
     return f"by {-steps[index] / 1e9:.6g} s (message {index + 2}, {after_s:.6g} s after the first message)"
 
 
 def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_text: str) -> None:
     # Raises the error that the clock's times go back. `candidates` are the topics that may be the clock instead.
-    # `topic` is the clock's topic, `kind` says which of its times, and `step_text` says where and by how much.
+    # `topic` is the clock's topic, and `kind` names the times that go back. `step_text` states where and by how much.
     usable_clocks = [messages.topic for messages in candidates if not describe_step_back(_find_own_times(messages))]
     cause = "The clock of every mapped topic was set back during recording, or the stamp of a message is wrong."
     remedy = f"{cause} Cut the file at this message, or record again."

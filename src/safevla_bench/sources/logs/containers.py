@@ -108,8 +108,8 @@ def read_messages(path: Path, topics: Topics) -> Messages:
     """Yield the wanted messages of a file of a recording, in file order. Raises `RecordError` if the file is of another
     kind, too large, or compressed in an unsupported way. Raises one of `damage_errors()` if the file is damaged.
     """
-    # `topics` says which topics are wanted, and collects all topics of the file and the times of messages. A message is
-    # (description of its topic, log time [ns], content).
+    # `topics` has the names of the wanted topics. It collects all topics of the file and the times of messages.
+    # A message is (description of its topic, log time [ns], content).
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))
         head = stream.read(len(_ZSTD))
@@ -284,7 +284,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
                 topics.note_time(bound_ns)
         wanted = {topic_id: channel for topic_id, channel in channels.items() if channel is not None}
         placeholders = ",".join("?" * len(wanted))
-        # Messages that are too large are replaced by zeros, one byte above the limit, so that `take` refuses them.
+        # The query replaces too large messages by zero bytes, one more than the limit, so that `take` refuses them.
         data = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
         query = f"SELECT topic_id, timestamp, {data} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id"
         for topic_id, log_ns, content in database.execute(query, [*wanted]):
@@ -332,7 +332,8 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
-    # Yields (header fields, data) of each record. In the file, each of these two follows its length in 4 bytes.
+    # Yields (header fields, data) of each record.
+    # In the file, the header and the data each follow their length in 4 bytes.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):

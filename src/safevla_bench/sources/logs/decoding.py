@@ -131,7 +131,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
         candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
-        # The hash identifies a definition. There must be just one, so that it does not matter which store is used.
+        # The hash identifies a definition. The stores that define the type must agree, so that any of them can be used.
         if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (

@@ -143,7 +143,7 @@ def _read_footer(path: Path) -> tuple[int, list[str]]:
 
 def _split_by_episode(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (episode index, frames) for each block of consecutive rows of a file that belong to one episode."""
-    # Files are read in batches of rows, so that an episode may have several blocks, even in one file.
+    # Files are read in batches of rows, so an episode may be split into several blocks, even in one file.
     for batch in read_batches(path, columns):
         for name in {*_KEY_COLUMNS, "index"}.intersection(columns):
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
@@ -173,7 +173,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1
     # Each pass removes one level of nested lists.
-    # All lists of a level have the same length, which multiplies the width.
+    # All lists at one level have the same length. This length multiplies the width.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
         # The lengths of the lists; without any list, the expected size of the feature.
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
@@ -343,7 +343,7 @@ def read_episodes(
     instructions = read_instructions(dataset.folder)
     for index, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
         if wanted is None or index in wanted:
-            # The episode may lack frames, so its error replaces it.
+            # The episode may lack frames, so yield its error instead.
             if isinstance(frames, DamageError):
                 yield frames
                 continue
@@ -395,7 +395,7 @@ def _read_episode(
     these times by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
     """
     # `picks` maps the name of each part of the record to its pose's layout, or to the indices of its numbers.
-    # `instructions` maps the index of a task to its text. `success` is None if the frames do not say it.
+    # `instructions` maps the index of a task to its text. `success` is None if the frames do not record it.
     mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
     if frames.num_rows * sum(mapped_counts) > mappings.MAX_NUMBERS:
         raise ValueError(f"more than {mappings.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
@@ -463,7 +463,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> 
         refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
     if isinstance(columns, mappings.PoseColumns):
         layout = columns.find_numbers(part, names, size)
-        # `doubt` is a sentence on a convention that the names of the numbers only imply; "" = none.
+        # `doubt` is a warning about a convention that the names do not state; "" = none.
         if layout.doubt:
             warn_once(str(dataset.folder), f"[{part}] {layout.doubt}")
         return layout
@@ -475,7 +475,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> 
                 refuse_field(f"{columns.source!r} has {matching} called {name!r}", remedy, part)
         return [names.index(name) for name in columns.names]
     indices = list(range(size) if columns.index is None else columns.index)
-    # A wrench has forces and torques; the names say which numbers are the forces.
+    # A wrench has forces and torques; the names show which numbers are the forces.
     if isinstance(columns, mappings.WrenchColumns) and columns.index is None:
         try:
             return decide_forces(names, size)

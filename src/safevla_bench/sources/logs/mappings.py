@@ -42,7 +42,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
     """Replace errors that readers raise for a damaged file, and errors in `further`, by a `RecordError` for `path`."""
-    # `further` are types of errors of other libraries. Messages are put on one line and cut to 400 characters.
+    # `further` are additional exception types. Messages are put on one line and cut to 400 characters.
     place = Place(file=str(path))
     try:
         yield
@@ -63,11 +63,11 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scale: float = 1.0  # factor that converts the numbers to the record's unit
 
     def require_scale(self, part: str, names: Sequence[str]) -> None:
-        """Raise `RecordError` if `names`, field or source say that forces or torques have another unit, or are another
-        quantity, and neither `scale` nor `unit` answers this.
+        """Raise `RecordError` if `names`, field or source give forces or torques a different unit, or mean a different
+        quantity, unless the mapping explains this by `scale` or `unit`.
         """
-        # `names` are the names of the numbers, or []. A found unit is a pair: its word ("" = none) and the factor to
-        # `base` ("" = unknown).
+        # `names` are the names of the numbers, or [].
+        # A found unit is a pair: its word ("" = none), and its factor to `base` ("" = unknown).
         base = {"wrench": "N", "torque": "N m"}.get(part.partition(".")[0])
         if base is None:  # other parts have no unit
             return
@@ -77,7 +77,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             listed = escape_controls(", ".join(names))
             refuse_field(str(question), f"Convert the numbers to one unit. Their names are: {listed}.", part)
         if base == "N":
-            # In `/force_torque/wrench` and `torque_sensor`, the word says nothing about the numbers.
+            # In `/force_torque/wrench` and `torque_sensor`, the word `torque` does not describe the numbers.
             label = (self.field or self.source).lower()
             has_label = re.search(r"(^|[./])(?!.*force)[^./]*(torque|moment|tau)s?$", label)
             units += [("torque", "")] * (has_label is not None or any(map(naming.says_torque, names)))
@@ -86,7 +86,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not factor:
             stated = f'`unit = "{base}"` if the numbers are in {base}'
             remedy = f"Under [{part}], write the factor to {base} as `scale`, or {stated}."
-        # A `scale` may include more than the unit, such as a gear ratio, but should enlarge numbers of a larger unit.
+        # A `scale` may include a gear ratio.
+        # But `scale` must be above 1 if the named unit is larger than `base`, and below 1 if it is smaller.
         size = abs(self.scale)
         is_open = (size - 1) * (float(factor) - 1) <= 0 if factor else size == 1 and getattr(self, "unit", None) is None
         if unit and is_open:
@@ -103,9 +104,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Indices of x, y, z; None = found by the names of the numbers, or there are only three numbers.
     position: tuple[Count, Count, Count] | None = None
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
-    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = as the names say
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = the order in the names
     rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = found by name
-    # Representation of the rotation; None = as the names say, else a quaternion.
+    # Representation of the rotation; None = the one in the names, else a quaternion.
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
@@ -133,14 +134,14 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             label = self.field or self.source
             naming.refuse_other_order(order, [*names, label])
             if self.position is None and naming.says_change(label):
-                raise ValueError(f"which numbers are x, y, z of [{part}]? {label!r} says no pose")
+                raise ValueError(f"which numbers are x, y, z of [{part}]? {label!r} does not name a pose")
             is_found = self.position is None
             owner_doubt = naming.find_owner_doubt(part, names, layout.position, label) if is_found else ""
         except ValueError as question:
             # The error's text is a question, such as `which numbers are x, y, z?`. Suggest lines that answer it.
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
             suggested = [] if str(question) == naming.OTHER_ROTATION else naming.suggest_pose(names, size)
-            if not suggested and " x, y, z of " in str(question):  # names of another object than the part
+            if not suggested and " x, y, z of " in str(question):  # the names are those of a different object
                 suggested = [f"position = {naming.FILL_IN}  # indices of x, y, z, from 0"]
             if not suggested:  # names or keys in the mapping contradict each other
                 listed_numbers = f"The numbers are: {escape_controls(listed_numbers)}."
@@ -173,7 +174,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _require_unit(part, "unit", named_unit, self.unit, tuple(SCALES_M))
         else:
             self._ask_unit(part, "unit", naming.LENGTH_UNITS, tuple(SCALES_M))
-        # Now the mapping's unit is that in the names, or decides about a doubtful one.
+        # Here, the mapping's unit is None, equals the unit in the names, or replaces a doubtful unit in the names.
         return SCALES_M[self.unit or named_unit or "m"]
 
     def _ask_unit(self, part: str, key: str, units: Collection[str], known: Sequence[str]) -> None:
@@ -211,7 +212,7 @@ def _require_unit(part: str, key: str, named: str, stated: str | None, known: Co
     # Raises `RecordError` if the unit in the names is doubtful, unknown, or not the one that the mapping states.
     # `named` is the unit in the names of the numbers; `stated` is the mapping's value of `key`, None if it has none.
     # `part` is the name of a table in the mapping, `key` its key for the unit, and `known` the convertible units.
-    # Unknown words in brackets, as in `x [base]`, may be no unit.
+    # An unknown word in brackets, as in `x [base]`, is not always a unit.
     is_word = named.partition("/")[0] not in (*naming.LENGTH_UNITS, *naming.ANGLE_UNITS)
     if named in naming.DOUBTFUL_UNITS or is_word:
         if stated is None:
@@ -247,7 +248,7 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tare: tuple[float, float, float] | None = None
     """Force without contact [N] (less the tool's weight if `mass_kg` is given); None = measured at rest."""
-    unit: Literal["N"] | None = None  # confirms that the numbers are forces in N, though a name may give another unit
+    unit: Literal["N"] | None = None  # confirms that the numbers are forces in N, even if a name suggests another unit
     tare_s: Positive = 1.0  # the tare is the mean over the first interval of this length [s] with a still hand
     mass_kg: Positive | None = None  # mass of the tool beyond the sensor; its weight is subtracted from forces
 
@@ -272,7 +273,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
     template: str | None = None  # kind of task, such as `pnp-basic`; selects specifications; only for `real-robot`
     policy: str | None = None
-    # True or False for all episodes, or the feature whose last value says if an episode succeeded.
+    # True or False for all episodes, or the feature whose last value is the success of an episode.
     # None = the feature `next.success`.
     success: bool | str | None = None
     # Name of an episode -> outcome, which overrides `success`.
@@ -533,7 +534,7 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
     for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
         may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
-        # None means all numbers, which include any number of the other part.
+        # None means all numbers of the source, so it conflicts with any number of the other part.
         share_numbers = None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)
         if may_clash and share_numbers:
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."

@@ -70,9 +70,8 @@ class Taker:
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
         """Add a message's numbers. Raises `RecordError` if their count changes or the memory budget is exhausted."""
-        # `order` is the message's index in the recording, `log_ns` its log time [ns], and `row` its numbers. Each
-        # message must have `width` numbers. `rows` has the numbers, and `marks` index, log time and stamp, of one
-        # message after the other.
+        # `order` is the message's index in the recording, `log_ns` its log time [ns], and `row` its numbers.
+        # Each message must have `width` numbers. `rows` and `marks` are flat arrays, to which each message is appended.
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -84,7 +83,8 @@ class Taker:
 
     @property
     def stamps(self) -> Stamps:
-        # Returns the index, log time [ns] and header stamp [ns] of each message; `marks` has these three in turn.
+        # Returns the index, log time [ns] and header stamp [ns] of each message;
+        # `marks` has three integers per message.
         return Stamps(self.topic, *np.array(self.marks, dtype=np.int64).reshape(-1, 3).T)
 
     @property
@@ -95,7 +95,7 @@ class Taker:
 
     @property
     def read_numbers(self) -> Floats:
-        # Returns the numbers of each message that are read, in the log's units, [m, k]; `PoseTaker` overrides this.
+        # Returns the numbers that are read from each message, in the log's units, [m, k]; `PoseTaker` overrides this.
         return self.numbers
 
     def note_fields(self, message: Any) -> None:
@@ -129,7 +129,7 @@ class MarkTaker(Taker):
             refuse_field(f"there is no message on {self.topic}, so no trial begins", remedy, self.part)
         marks = set(self.others)
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
-        # `others[k::2]` is every second mark; with fewer than four marks, this says nothing.
+        # `others[k::2]` is every second mark; a repetition shows only in four or more marks.
         if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
             names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark, _ in Counter(self.others).most_common(3)]
             problem = f"{self.topic} holds marks such as {', '.join(names)}: it is unclear which of them begin trials"
@@ -158,8 +158,8 @@ class NumberTaker(Taker):
             problem = f"messages of {self.topic} have {self.size} and {len(numbers)} numbers, so indices may differ"
             refuse_field(problem, "Publish all numbers in every message, or choose them by `names`.", self.part)
         self.size = len(numbers)
-        # `seen` maps the names in a message to the indices of the numbers to read, so that messages with the same names
-        # share them; [] means that the mapping names no numbers.
+        # `seen` maps the names in a message to the indices of the numbers to read; [] if the mapping names no numbers.
+        # So these indices are found only once for all messages with the same names.
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             is_chosen = bool(columns.names or columns.index)
@@ -232,7 +232,7 @@ class NumberTaker(Taker):
         if isinstance(values, np.ndarray):
             values = values.tolist()
         numbers = [values] if np.isscalar(values) else [*values]
-        if numbers and len(names) != len(numbers):  # so it is unknown which name is whose
+        if numbers and len(names) != len(numbers):  # so it is unknown which name belongs to which number
             if self.columns.names is not None or (names and self.columns.index is None):
                 remedy = f"There are {len(names)} names and {len(numbers)} numbers; choose numbers with `index`."
                 refuse_field("the counts of names and numbers differ in a message", remedy, self.part)
@@ -279,16 +279,16 @@ class PoseTaker(Taker):
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False  # True if a message had a known pose
     has_turn: bool = False  # True if a message had an orientation
-    # Marks of the messages before the first known pose.
-    # Each message before the first known pose gets a row with as many NaNs as this pose has numbers.
+    # Index, log time and stamp of the messages before the first known pose.
+    # When this pose shows how many numbers a row has, each of these messages gets a row of NaN.
     unknown_marks: array[int] = field(default_factory=lambda: array("q"))
     layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None = the message has pose fields
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         # Adds the pose in a message, or the pose of the wanted child frame in a list of transforms.
-        # `order` is the message's index in the recording, and `log_ns` its log time [ns]. `frame_names` maps names of
-        # parent frames to indices, and `frames` has the index for each message.
+        # `order` is the message's index in the recording, and `log_ns` its log time [ns].
+        # `frame_names` maps names of parent frames to indices. `frames` has the index of each message's frame.
         transforms, wanted_frame = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
         for entry in (message,) if transforms is None else transforms:
             child = plain_frame(str(getattr(entry, "child_frame_id", None) or ""))
@@ -308,7 +308,7 @@ class PoseTaker(Taker):
                     self.budget.spend(_SAMPLE_NUMBERS)
                     self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
                     continue
-                if self.unknown_marks:  # the first known pose gives the width; each message has three marks
+                if self.unknown_marks:  # the first known pose gives the width; each message has three integers
                     self.width = len(pose)
                     self.rows.extend([math.nan] * (self.width * len(self.unknown_marks) // 3))
                     self.marks.extend(self.unknown_marks)
@@ -316,8 +316,8 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown. Sets `has_pose`
-        # if it finds a pose, and `has_turn` if the pose has an orientation.
+        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
+        # Sets `has_pose` if it finds a pose, and `has_turn` if the pose has an orientation.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
@@ -358,7 +358,7 @@ class PoseTaker(Taker):
                 remedy = "Name the field with the pose as `field`, and count the numbers in it from 0."
                 refuse_field(f"`position` chooses numbers of several fields: {chosen}", remedy, self.part)
             if self.columns.stated and len(number_by_name) < len(all_numbers):
-                uncounted = f"the indices do not count numbers in {', '.join(_UNCOUNTED_FIELDS)}"
+                uncounted = f"the indices skip numbers in {', '.join(_UNCOUNTED_FIELDS)}"
                 self.layout = self.layout._replace(doubt="; ".join(filter(None, [self.layout.doubt, uncounted])))
         if self.layout is None:
             self.note_fields(message)
@@ -371,7 +371,7 @@ class PoseTaker(Taker):
 
     def _has_shorter_list(self, names: tuple[str, ...]) -> bool:
         # Returns whether a list with mapped numbers is shorter than in the first message.
-        # Then, an index may mean another object than before. `names` are dotted, as in `bodies.2.position.x`.
+        # An index may then refer to a different object than before. `names` are dotted, as in `bodies.2.position.x`.
         if self.layout is None or names == self.names:
             return False
         entries, first_entries = _find_entries(names), _find_entries(self.names)
@@ -386,7 +386,7 @@ class PoseTaker(Taker):
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
         # Returns whether a pose with a position may have an orientation that is not in fields w, x, y, z.
-        # Then, the pose is found by the names of its numbers.
+        # If so, the caller finds the pose by the names of its numbers.
         if self.layout is not None:  # an earlier message had such an orientation
             return True
         if self.has_turn or hasattr(orientation, "w"):  # poses of this topic have an orientation in fields
@@ -464,15 +464,15 @@ class TransformTree:
 
     def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
         """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
-        # `static` chooses static frames, of which only those with different transforms are listed. A taker stores the
-        # transforms of one frame; `latched` is true if the frame is static.
+        # With `static`, list the static frames whose transforms differ; else list the moving frames.
+        # A taker stores the transforms of one frame; `latched` is true if the frame is static.
         takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
         return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
         """Return the tree of frames. `times` maps each name in `list_stamps` to the times of its transforms."""
-        # Transforms that are more than `max_gap_s` apart are not interpolated. A taker stores the transforms of one
-        # frame; `latched` is true if the frame is static.
+        # Transforms that are more than `max_gap_s` apart are not interpolated.
+        # A taker stores the transforms of one frame; `latched` is true if the frame is static.
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal
@@ -593,7 +593,7 @@ def _parse_stamp(text: str) -> int:
             moment = datetime.fromisoformat(match[1] + (match[3] or "Z"))
         except ValueError:
             return 0
-        # The pattern's groups are the time to seconds, up to nine digits of its fraction, and the time zone.
+        # The pattern's groups are the time up to the seconds, up to nine digits of their fraction, and the time zone.
         return round(moment.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
     match = _PLAIN_NUMBER.fullmatch(text)
     if not match or (match[1] is None and len(text) < 9):  # a short integer is probably a counter

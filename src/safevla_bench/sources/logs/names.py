@@ -62,7 +62,7 @@ class PoseLayout(NamedTuple):
         return self.position + self.rotation
 
 
-_Group: TypeAlias = frozenset[str]  # the words of a name that give neither a kind of quantity nor an axis
+_Group: TypeAlias = frozenset[str]  # the words of a name that do not give a kind of quantity or an axis
 # The end of a name may be a unit, as in `fx_N` and `torque_x [N·m]`; the first group is the axis.
 _FORCE_END = r"([xyz])(?:[\W_]+[km]?n(?:[\W_]*[cm]?m)?[\W_]*|[\W_]+(?:kg|lb|oz)f?[\W_]*)?$"
 _FORCE_PATTERN = rf"(?:^|[^a-z])f(?:orces?)?[^a-z]*{_FORCE_END}"
@@ -75,8 +75,8 @@ class _NamedSet(NamedTuple):
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
         """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has just one."""
-        # `axes` maps each axis to the indices of its numbers. Axes are letters, or numbers as in `rot6d_0` (then
-        # `wanted` does not apply).
+        # `axes` maps each axis to the indices of its numbers.
+        # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -101,7 +101,7 @@ _NO_LENGTHS = ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")
 _SMALL_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "thou", "angstrom")
 LENGTH_UNITS = (*_SMALL_UNITS, "km", "yd", "mi", "hm", *DOUBTFUL_UNITS, *_NO_LENGTHS)
 ANGLE_UNITS = ("rad", "deg", "mrad", "urad", "mdeg", "gon", "arcmin", "arcsec", "rev", "deg/s", "rpm")
-# What the brackets at the end of a name have; numbers do not count.
+# The text in brackets at the end of a name, unless it is a number.
 _BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰'\"′″]+)[\])]\W*$"
 
 
@@ -115,11 +115,11 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
         units = []
         for previous, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
             unit = _UNITS.get(word, "")
-            # In `x_in_base`, the word `in` is not a unit. Such a word must come after an axis, and at the end or before
-            # another axis.
+            # In `x_in_base`, the word `in` is not a unit.
+            # Such a word is a unit only after an axis, and only at the end or before another axis.
             if _may_precede_unit(previous) and (not following or following in _AXES):
                 unit = unit or _UNITS_AFTER_AXES.get(word, "")
-            # In `m1_x_mm`, `m1` is the name of an object. Numbers in `m/s` are no positions.
+            # In `m1_x_mm`, `m1` is the name of an object. Numbers in `m/s` are not positions.
             if unit in known and not (word == "m" and following.isdecimal()):
                 units.append(f"{unit}/s" if following in ("s", "sec", "second", "per") else unit)
         match = re.search(_BRACKETS, _plain(name))
@@ -150,8 +150,8 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
         # Letters that follow each other, such as `mNm`, are one word; `[A]` is one, too.
         words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", text)]
         last = next((word for word in reversed(words) if word not in _AXES), "")
-        # `_FORCE_UNITS` maps words to their factors, as text. Words with "?" count only at the end of a name: in
-        # `current_state` and `LB_hip`, the first word is not a unit.
+        # `_FORCE_UNITS` maps words to their factors, as text. Words with "?" count only at the end of a name.
+        # For example, the first word in `current_state` and `LB_hip` is not a unit.
         known = [word for word in words if word in _FORCE_UNITS and (word == last or "?" not in _FORCE_UNITS[word])]
         pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
         unit = (pairs or known or [shared])[0]
@@ -162,7 +162,7 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
 
 
 def says_torque(name: str) -> bool:
-    """Return whether a name says a torque, such as `tx` or `wrench.torque`, and no force, as `force_torque.fx` does."""
+    """Return whether a name means a torque, such as `tx` or `wrench.torque`. `force_torque.fx` is a force."""
     has_torque = re.search(rf"torque|moment|(?:^|[\W\d_])(?:tau|τ)(?![^\W\d_]{2})|[tm]{_FORCE_END}", name.lower())
     return has_torque is not None and not re.search(_FORCE_PATTERN, name.lower())
 
@@ -176,8 +176,8 @@ def says_change(name: str) -> bool:
 
 
 def _may_precede_unit(word: str) -> bool:
-    # Return whether the word is an axis, such as `x` or `px`, or says that the number is a position. The keys of
-    # `_KIND_OF_PREFIX` are letters before an axis, such as p; `_KINDS` maps words to kinds of quantities.
+    # Return whether the word is an axis, such as `x` or `px`, or means that the number is a position.
+    # The keys of `_KIND_OF_PREFIX` are letters before an axis, such as p. `_KINDS` maps words to kinds of quantities.
     is_prefixed_axis = len(word) == 2 and word[0] in _KIND_OF_PREFIX and word[1] in "xyz"
     return word in _AXES or is_prefixed_axis or _KINDS.get(word) == "position"
 
@@ -215,7 +215,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
             axis = _AXES.get(word, axis + word if axis.isdecimal() else word)
         elif word_kind is None:
             group.add(word)
-        # The last word with a kind counts, but "other" excludes the number for good.
+        # The last word with a kind decides, unless any word has the kind "other".
         kind = "other" if "other" in (kind, word_kind) else word_kind or kind
     return frozenset(group), kind, axis
 
@@ -283,8 +283,8 @@ def decide_pose(
     # `names` are the names of the `size` numbers, or []. `position` and `rotation` are indices that the mapping states.
     # `form` is a key of `SIZES`. None means that the mapping does not state a value.
     # The text of an error is a question to the user.
-    # Find the pose among the numbers of this arm, by their names (None: without stated indices). Then convert its
-    # indices to indices among all numbers.
+    # Find the pose among the numbers of this arm, by their names (None: without stated indices).
+    # Convert the indices among these numbers to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
         # Without its word, since an arm may be called `r`, which is also a word for a rotation.
@@ -327,8 +327,9 @@ def decide_pose(
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
     own_rotations = _own_rotations(names, position)
-    # The names give an orientation with the words of the position, but the mapping states other numbers. Numbers of
-    # another form, whose names say no rotation, are another representation of the same orientation.
+    # The names give an orientation with the words of the position, but the mapping states different numbers.
+    # This is allowed only if the stated numbers can be the same orientation in a different form.
+    # Their count must then differ, and their names must not mark them as a rotation.
     is_other = any(len(own) == len(rotation) for own in own_rotations) or any(
         not named.isdisjoint(rotation) for named in _named_indices(names) if named not in own_rotations
     )
@@ -394,7 +395,8 @@ def _find_rotation(
         if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
     own_rotations = _own_rotations(names, position)
-    # `own`: rotations whose names have the position's words. `matching`: those that may belong to the position.
+    # `own` are the rotations whose names have the position's words.
+    # `matching` are those that may belong to the position.
     own = [named_set for named_set in rotations if {*chain(*named_set.axes.values())} in own_rotations]
     matching = [
         named_set
@@ -409,7 +411,8 @@ def _find_rotation(
             return PoseLayout(position, doubt=doubt, unit=_find_units(names, position)[0])
         matching = own
     if not is_by_name and not own:
-        # The mapping states a rotation's form or order. Rotations with the words of another position are not meant.
+        # The mapping states a rotation's form or order.
+        # Rotations whose names have the words of another position are left out.
         taken = [
             _words_of(names, indices) for indices in _named_indices(names, "position") if indices.isdisjoint(position)
         ]
@@ -453,13 +456,13 @@ def _find_rotation(
 
 OTHER_ROTATION = "which rotation belongs to the position? The mapping gives one, the names another"
 _NO_ORIENTATION = (
-    "is read without an orientation, since the names of no orientation are those of the position; "
+    "is read without an orientation, since the names of all orientations differ from those of the position; "
     "if it has one, write `quaternion` or `rotation`"
 )
 
 
 def _object_words(name: str) -> frozenset[str]:
-    # Returns the words of a name that say neither a quantity, an axis nor a unit, such as `left` or `cup`.
+    # Returns the words of a name that do not mean a quantity, an axis or a unit, such as `left` or `cup`.
     # The number in `obj_0_x` and `x0` belongs to the object, but the numbers in `pos_0` and `r_1_2` are indices.
     # `_KINDS` maps words to kinds of quantities, such as position.
     words = [word for word in _split_words(name) if word not in _UNITS]
@@ -481,8 +484,8 @@ def _object_words(name: str) -> frozenset[str]:
 
 
 def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], source: str = "") -> str:
-    """Return a doubt whether the names of the position say `part`, such as `eef`; "" = none. Raises `ValueError` if
-    other names say the part, or if a body's names say the hand and `source`, their feature or topic, not the body.
+    """Return a warning if the position's names may not mean `part`, such as `eef`; "" = no warning. Raises `ValueError`
+    if other names mean the part, or if a body's names mean a hand and `source`, the feature or topic, not the body.
     """
     own = [names[index] for index in position if index < len(names)]
     own_words = {word for name in own for word in _split_words(name)}
@@ -491,8 +494,8 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], s
     # An arm's name and a number, as in `left_x` and `x0`, name no other object.
     objects = {word for name in own for word in _object_words(name) if not word.isdecimal()}
     objects -= {label, *_OWNERS} - _HAND_WORDS
-    # The names fit the hand if they name no object. They fit a body if they have no word for a hand, except words of
-    # the body's own name.
+    # The names fit the hand if they name no object.
+    # The names fit a body if they contain no word for a hand, except words of the body's name.
     is_clear = not objects if kind == "eef" else own_words.isdisjoint(_HAND_WORDS - wanted)
     if kind != "eef" and any(word in _split_words(source) and not word.isdecimal() for word in wanted):
         is_clear = True
@@ -513,7 +516,7 @@ def _words_of(names: Sequence[str], indices: Iterable[int]) -> set[frozenset[str
 
 
 def _named_indices(names: Sequence[str], kind: str = "") -> Iterator[set[int]]:
-    # Yields the indices of each set of three or more axes whose names say this kind; "" = each kind but a position.
+    # Yields the indices of each set of three or more axes whose names mean this kind; "" = any kind except position.
     for named_set in _group_names(names):
         if len(named_set.axes) > 2 and (named_set.kind == kind if kind else named_set.kind != "position"):
             yield {*chain(*named_set.axes.values())}
@@ -536,8 +539,8 @@ def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether numbers outside the position may be an orientation: one of their names says so, or at least three
-    of their names give no quantity (an orientation has at least three numbers).
+    """Return whether numbers outside the position may be an orientation. They may if one of their names means a
+    rotation, or if at least three names give no quantity, since an orientation has at least three numbers.
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
     # (group of other words, kind) of each name outside the position, except names that belong to another position.
@@ -671,7 +674,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not determine them."""
     if forces := find_forces(names):
         return forces
-    # Three numbers without names, or with only the axes, are the forces, unless a name says another quantity.
+    # Three numbers are the forces if they have no names, or if their names only give axes and no different quantity.
     is_other = any(
         says_torque(name)
         or not (re.search("f(?:orces?)?[^a-z]*[xyz]|force|wrench", name.lower()) or _parse_name(name)[1] == "")

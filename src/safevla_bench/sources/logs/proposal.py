@@ -99,10 +99,11 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
     # Topics have a message type (`kind`); features of datasets have none, but names of numbers.
     is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
     guess = next((part for part, pattern in _NAME_PATTERNS.items() if re.search(pattern, source.name.lower())), "")
-    # These types of ROS say more than the name of the topic.
+    # The ROS types JointState and Wrench are more reliable than the name of the topic.
     if "JointState" in source.kind or "Wrench" in source.kind:
         guess = "wrench" if "Wrench" in source.kind else "torque"
-    # A list of transforms may have any frames; a pose is the hand's if its name says so or if it is the first.
+    # A list of transforms may have any frames.
+    # A pose is the hand's if its name means a hand, or if it is the first pose.
     if "TFMessage" in source.kind or (is_pose and guess != "action"):
         guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
     # Three or seven unnamed numbers of a dataset may be a position or a pose.

@@ -50,7 +50,7 @@ class Series(NamedTuple):
     between: tuple[Floats, NDArray[np.int64]] | None = None
     """The k numbers of all `M` messages, [M, k], and the first instant at or after each message's time, [M].
 
-    The instant's index is -1 before the first instant, and n after the last. None = `values` are all messages."""
+    The instant's index is -1 before the first instant, and n after the last. If None, all messages are in `values`."""
     is_single: bool = False  # True if the log stores the part's numbers as float32
     poses: int = 0  # number of messages with a known pose; 0 = not counted (static poses)
     names: tuple[str, ...] = ()  # names of the numbers, if only the log gives them
@@ -184,7 +184,7 @@ def build_episode(
 
 def _require_width(part: str, samples: Series, size: int) -> None:
     # Raises `RecordError` if `samples` does not have `size` numbers: 3 for a force, 1 for a grip.
-    # `part` is the name of the table in the mapping. The remedy says how to choose the numbers.
+    # `part` is the name of the table in the mapping. The remedy explains how to choose the numbers.
     width = samples.values.shape[1]
     if width != size:
         listed = f" The names are: {escape_controls(', '.join(samples.names))}." if samples.names else ""
@@ -263,7 +263,7 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
     is a row for each message since record 0 and a row for the value sampled at each record.
     """
     # `chosen` are the indices of the instants that become records, in ascending order.
-    # Each message and the first instant at or after its time; without all messages, the sampled values.
+    # Each message, and the first instant at or after its time. If `between` is None, use the sampled values.
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
         messages, instants = samples.between
@@ -332,7 +332,7 @@ def _measure_wrist_forces(
 def _find_grip_contact(
     name: str, columns: mappings.AnyColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
 ) -> Bools:
-    # Returns for each record whether any of its messages says that the gripper held something, [n].
+    # Returns for each record whether the gripper held something according to any message of the record, [n].
     # `name` is the part's name, such as `gripper.left`; `chosen` are the indices of the instants that become records.
     assert isinstance(columns, mappings.GripColumns)
     rows, record_of_row = _assign_to_records(episode.series[name], chosen)
@@ -355,9 +355,9 @@ def _build_header(
 ) -> dict[str, object]:
     # Returns the header: names, outcome, robot and torque limits. `tasks` maps instructions to task ids.
     # Raises `RecordError` if the success is unknown, or if torques have no usable limits.
-    facts = mapping.episode  # what the mapping says about the episode
+    facts = mapping.episode  # the mapping's facts about the episode
     outcome = facts.outcomes.get(episode.name)
-    # The outcome in the mapping counts first, then its `success`, then what the log says; None = unknown.
+    # The outcome in the mapping takes precedence over the mapping's `success`, which takes precedence over the log.
     success = facts.success if isinstance(facts.success, bool) else episode.success
     if outcome is not None:
         success = outcome == "success"
@@ -414,7 +414,7 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
         needed_line = f"limits_nm under [{table}], one limit for each joint in N·m"
         remedy = f"Write {needed_line}, or name the robot as `embodiment` under [episode]."
         refuse_field(f"{reason} the robot {embodiment!r}", remedy, table)
-    # The numbers are torques if the mapping or a name says so; otherwise, some robots' efforts are currents.
+    # The mapping or a name may state that the numbers are torques; otherwise, some robots' efforts are currents.
     source_says_torque = re.search("torque|moment|tau", f"{columns.source} {columns.field}")
     is_torque = columns.unit or columns.scale != 1 or source_says_torque
     joint_names = " ".join(samples.names or columns.names or ()).lower()

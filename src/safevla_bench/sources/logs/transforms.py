@@ -55,7 +55,7 @@ class FrameTree:
         """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. A pose becomes
         NaN if a transform is unknown at this time. Raises `RecordError` if the tree does not connect the frames.
         """
-        # Each list begins with the frame itself, and has no root, so that each entry has an edge to its parent.
+        # Each list begins with the frame itself and omits the root, so that each entry has an edge to its parent.
         up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
         # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
         while up_frames and down_frames and up_frames[-1] == down_frames[-1]:
@@ -100,8 +100,8 @@ class FrameTree:
         return frames
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time. An edge has the poses
-        # of a frame in its parent frame, at the times `time_ns`.
+        # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time.
+        # An edge has the poses of a frame in its parent frame, at the times `time_ns`.
         from scipy.spatial.transform import Rotation
 
         edge = self._edges[child]

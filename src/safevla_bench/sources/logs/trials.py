@@ -18,7 +18,7 @@ from safevla_bench.sources.logs.records import LoggedEpisode
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # larger times count from 1970, smaller times from the first message
+_EPOCH_S = 1e8  # times of at least this are since 1970; smaller times are since the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
@@ -95,7 +95,7 @@ def _list_trials(
 ) -> Iterator[MessageSpan]:
     # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
     # `marks` maps each marker (a topic) to its messages. `first_ns` is the log time of the recording's first message.
-    # A span has the trial's name, its begin and end [ns], and what the mapping says about the trial.
+    # A span has the trial's name, its begin and end [ns], and the mapping's facts about the trial.
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode, first_ns)
@@ -134,5 +134,5 @@ def _list_trials(
 
 def _find_log_time(bound_s: float, first_ns: int) -> int:
     # Returns a trial's start or end as a log time [ns].
-    # Large numbers count from 1970, and others from the recording's first message.
+    # A large number is a time since 1970; any other number is a time since the recording's first message.
     return round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)

@@ -234,7 +234,7 @@ class Scan:
         self._shared_values: dict[tuple[str, object], Any] = {}  # (field, value) -> its only copy in memory
         # Batches of each source; None once they exceed `KEPT_BYTES`.
         self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
-        self._free_bytes = KEPT_BYTES  # what is left of the memory for `_kept`
+        self._free_bytes = KEPT_BYTES  # remaining memory for `_kept`
         self._batches = self._read_batches()  # a generator, so nothing is read yet
 
     def __iter__(self) -> Iterator[Batch]:
@@ -305,7 +305,7 @@ class Scan:
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
     """Read the sources once and return the index of their episodes; invalid episodes are its `problems`."""
-    return Scan(paths).index()  # it reads all batches, and keeps them only if they fit into memory
+    return Scan(paths).index()  # reads all batches, and keeps them only if they fit into memory
 
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
@@ -365,7 +365,8 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 def _batch_bytes(batch: Batch) -> int:
     # Returns the memory of a batch [bytes], without its headers, which the index keeps anyway.
-    # `extra` holds one mapping of host-specific fields per episode; `_array_bytes` counts no values other than arrays.
+    # `extra` holds one mapping of host-specific fields per episode.
+    # `extra` is added here, because `_array_bytes` counts only arrays.
     return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 

@@ -51,7 +51,7 @@ _EXPORT_NAMES = (
     "eval_info.json vla_eval.json eval_results.yaml tensorboard board figures sensitivity-physics.json"
 )
 EXPORTS = frozenset([*_EXPORT_NAMES.split(), EXPERIMENTS])
-"""Files and folders that commands write into a run folder if the run is their only source; no scores or pictures."""
+"""Files and folders, except scores and pictures, that commands write into a run folder if it is their only source."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files in archive/ or raw/ directly."
 
@@ -191,7 +191,7 @@ def archive_digest(path: Path) -> str | None:
             digests = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
     except (RunError, FileNotFoundError):  # another process completed the run and removed its raw episodes
         return None
-    # These lines are those that `sha256sum` prints for the files: digest, two spaces, name.
+    # Make the lines that `sha256sum` prints for the files: digest, two spaces, name.
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -201,7 +201,7 @@ def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
-    return (host, texts) if isinstance(host, str) else (None, {})  # a host of another type counts as none
+    return (host, texts) if isinstance(host, str) else (None, {})  # a host that is not a text is ignored
 
 
 def read_description(folder: Path) -> dict[str, object]:
@@ -462,7 +462,7 @@ class PlanDifference:
     """Differences between the plan of a run and the run's table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0  # number of missing episodes, if run.json does not say which are planned
+    unnamed: int = 0  # number of missing episodes, if run.json does not list the planned episodes
     unplanned: int = 0
 
 
@@ -486,8 +486,8 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
         expected, planned = plan.planned, _list_planned(plan, rows)
     else:  # the stopping rule determined the number of episodes
         expected, planned = plan.decision.episodes, None
-    # If only the number of planned episodes is known, not their names, the numbers are compared. `unnamed` counts the
-    # missing episodes whose names are unknown.
+    # If only the number of planned episodes is known, not their names, compare the numbers.
+    # `unnamed` counts the missing episodes whose names are unknown.
     if planned is None or len(planned) != expected:
         surplus = len(rows) - expected  # negative if episodes are missing
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
@@ -499,8 +499,8 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
     # Returns id -> planned episode, in plan order; None if run.json does not determine the planned episodes.
-    # A shard has consecutive episodes of the whole plan, so the whole plan, of `whole` episodes, is listed first. Then
-    # `first` is the index of the shard's first episode, and `planned` the number of its episodes.
+    # A shard has consecutive episodes of the whole plan, so list the `whole` episodes of the whole plan first.
+    # `first` is the index of the shard's first episode, and `planned` the number of the shard's episodes.
     whole_count = plan.shard.whole if plan.shard else plan.planned
     # A value in `_SUITE_SIZES` means as many episodes as the suite defines. A plan of over a million is not listed.
     if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):

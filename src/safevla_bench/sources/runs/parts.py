@@ -178,8 +178,8 @@ def read_record(folder: Path, index: int) -> Batch:
     path = record_path(folder, index)
     try:
         with limit_memory(path):
-            # A raw file has one episode: a batch of one, or an error if its content is invalid. `EpisodeSelection()`
-            # selects all episodes.
+            # A raw file has one episode, so reading it gives a batch of one episode, or an error for invalid content.
+            # `EpisodeSelection()` selects all episodes.
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
         row_path = path.with_suffix(_ROW_SUFFIX)
@@ -414,7 +414,7 @@ def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterato
     # Writes the archive's files, of up to 200 episodes each, and yields their paths. `suffix` determines the format.
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first_record in enumerate(remaining):  # the loop's body reads the part's other records
+    for number, first_record in enumerate(remaining):  # `islice` below reads the part's other records
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

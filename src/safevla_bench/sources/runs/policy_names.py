@@ -60,7 +60,7 @@ class PolicyIdentity:
         servers' statements about themselves must also be equal. If a server made no statement in a suite, the servers'
         addresses in this suite must be equal instead.
         """
-        # Each suite that both policies ran, as far as a statement or a server is known.
+        # Compare the suites for which a statement or a server is known of both policies.
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             have_statements = suite in self.statements and suite in other.statements
             # Statements count if both policies made one in this suite; otherwise, the servers' addresses count.
@@ -97,7 +97,7 @@ def _flatten_facts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _flatten_facts(value[key], f"{name}.{key}" if name else str(key))
     else:
         text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-        # These prefixes only say where run.json stores the fact.
+        # The prefixes `server_` and `arguments.` only show where run.json stores the fact.
         yield name.removeprefix("server_").removeprefix("arguments."), text
 
 

@@ -164,7 +164,7 @@ class RecordSource:
         if self.expected is None:
             yield from self.read()
         else:
-            # From here on, an episode counts as lost if it is expected, but neither a record nor an error has its id.
+            # From here on, an expected episode counts as lost if there is no record and no error with its id.
             yield from self._read_and_report_lost([absent.episode_id for absent in self.expected])
 
     def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
@@ -264,8 +264,8 @@ def open_source(path: Path) -> RecordSource:
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
-        # A log and a single file have no absent episodes, `()`, and no run.json, `{}`. The last two arguments are the
-        # function that reads the episodes, and the files.
+        # A log and a single file have no absent episodes, `()`, and no run.json, `{}`.
+        # The last two arguments are the function that reads the episodes, and the files.
         log.require_mapping()
         return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():

@@ -51,8 +51,8 @@ class RunFolderWriter:
         the folder has other files or a damaged run. If the folder has a run, raises `RunError` unless
         `resume` is true and the run's request is the same. Raises `FileError` if the folder cannot be written.
         """
-        # `description` is the content of run.json, which has the run's request. `episodes` maps indices in the plan to
-        # finished episodes.
+        # `description` is the content of run.json, which has the run's request.
+        # `episodes` maps indices in the plan to finished episodes.
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
         self._is_new = not folder.exists()
@@ -95,7 +95,7 @@ class RunFolderWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Unlocks the folder; an error in the `with` block is raised further.
+        # Unlocks the folder; an error in the `with` block propagates.
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
@@ -231,7 +231,7 @@ def list_differences(
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in existing | asked:
             yield from list_differences(existing.get(key), asked.get(key), words, f"{name}.{key}" if name else key)
-    # Lists of different lengths count as one differing value.
+    # Lists of different lengths are shown as one differing value.
     elif isinstance(existing, list) and isinstance(asked, list) and len(existing) == len(asked):
         for index, (value, counterpart) in enumerate(zip(existing, asked, strict=True)):
             yield from list_differences(value, counterpart, words, f"{name}[{index}]")
@@ -357,8 +357,9 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan.
-    # Each shard must be given once and have all its episodes. A shard's `position` has its number, counted from 1, the
-    # count of shards, the index of its first episode, and the number of episodes in the whole plan.
+    # Each shard must be given once and have all its episodes.
+    # A shard's `position` has its number, counted from 1, and the count of shards.
+    # `position` also has the index of the shard's first episode, and the length of the whole plan.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -442,7 +443,7 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
     words: list[str] = []
     with suppress(ValueError):  # raised if the command is damaged
         words = shlex.split(command)
-    # Both options must be there, followed by a value, so not as the last word.
+    # The command must have both options, each followed by a value, so neither can be the last word.
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"the command of another shard, with --shard {number}/{count} and another --out"
     shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
@@ -455,8 +456,9 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
-    # Returns the content of run.json for the merged run. `Repeats` has the number of repeated requests to a policy
-    # (`asked`), and how many of them had another answer (`other`).
+    # Returns the content of run.json for the merged run.
+    # `Repeats` has the number of repeated requests to a policy (`asked`).
+    # `other` is the number of repeated requests with a different answer.
     repeats: dict[str, run_folder.Repeats] = {}
     for shard in shards:
         for policy, counts in run_folder.read_facts(shard.folder).repeated_answers.items():
@@ -465,7 +467,7 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
     volatile = {"shards": [shard.description.get("volatile") for shard in shards]}
     codes = list(dict.fromkeys(chain.from_iterable(run_folder.recorded_code(shard.description) for shard in shards)))
-    # These fields differ between shards; all other fields are those of the first shard.
+    # The fields below differ between shards; all other fields are those of the first shard.
     changes = {"shard": None, "planned": shards[0].position.whole, "code": codes, "volatile": volatile}
     return facts.add_to({**shards[0].description, **changes})
 
