@@ -52,8 +52,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     """Return the call that makes a plug-in host, as a text with the host's name and arguments. Untrusted files must not
     request this call. Return None if this package provides the host, or there are no arguments.
     """
-    # A plug-in is another distribution's code, which might do anything with the arguments. For example, the result is
-    # "host my-host(path='/data')". `arguments` maps names to texts.
+    # A plug-in is another distribution's code, which might do anything with the arguments.
+    # For example, the result is "host my-host(path='/data')". `arguments` maps names to texts.
     return format_call(f"host {name}", arguments) if arguments and not _HOSTS.is_own(name) else None
 
 
@@ -85,7 +85,7 @@ def describe_code(host: Host) -> str:
 
 def describe_suite(host: str, suite: str) -> str | None:
     """Return a text that names the task files if `suite` is a path; None if `suite` is the name of a suite."""
-    # If an untrusted file names the suite, it must not choose a path. The text is for the error message.
+    # An untrusted file must not choose a path. The result of this function becomes part of the error message.
     # `host` is the host's name. `suite` is a suite's name, or the path of a BDDL file or of a folder with task files.
     # `is_own` is true for hosts of this package. `spell_suite` makes `libero_goal` and `LIBERO-Goal` equal.
     is_path = "/" in suite or suite.endswith(".bddl")
@@ -108,8 +108,8 @@ def registry_files(name: str) -> tuple[Path, ...]:
     """Return the paths of the files that hold the tags of a host's tasks. Raises `PluginError`, which names the
     distribution, if an entry point does not name an existing file.
     """
-    # `name` is the host's name. A distribution that provides a host lists the files in an entry point. The tags select
-    # the specifications by which a task's records are judged.
+    # `name` is the host's name. A distribution that provides a host lists the files in an entry point.
+    # The tags select the specifications by which a task's records are judged.
     paths = tuple(_REGISTRIES.load(name))
     for path in paths:
         if not isinstance(path, str | os.PathLike) or not Path(path).is_file():
@@ -128,8 +128,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     `supports` must include each ability that the start needs: recorded states, placements, physics changes or drawn
     starts.
     """
-    # The first four checks concern optional abilities, in this order: recorded states, placements of objects, changes
-    # of physics and drawn starts. `seed.placed` has pairs of a coordinate, such as `cup.x`, and its value [m].
+    # The first checks concern optional abilities: recorded states, placements, physics changes and drawn starts.
+    # `seed.placed` has pairs of a coordinate, such as `cup.x`, and its value [m].
     # `Task.still` is the action that moves nothing.
     full_name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -230,7 +230,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
         self._recorder: Log | None = None
-        # Each reset replaces these values.
+        # Each reset replaces the seed and the success.
         self._seed = EpisodeSeed(init_state_index=0, env_seed=0, wait_steps=0)
         self._success = False
 
@@ -239,9 +239,9 @@ class RecordedEnv(HostEnv, Generic[Log]):
         """Return the name of the goal's first target; None if the goal has no target."""
 
     def _extra_fields(self) -> dict[str, object]:
-        # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields. A
-        # mark is a header field that is true.
-        # A drawn start is recorded only if the task has initial states. Without them, every start is drawn.
+        # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields.
+        # A mark is a header field that is true. Every start of a task without initial states is drawn at random.
+        # So a drawn start gets a mark only if the task has initial states.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -254,8 +254,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def recorded(self) -> Batch:
         """Return the episode up to now as a validated one-episode batch; raise `HostError` before the first reset."""
-        # `extra` holds host-specific fields. Its entry `header` has additional header fields; `simulation` is one of
-        # them, with facts about how the simulator runs.
+        # `extra` holds host-specific fields. Its entry `header` has additional header fields.
+        # One of these header fields is `simulation`: facts about how the simulator runs.
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
@@ -277,9 +277,9 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return self._recorder
 
     def _build_header(self) -> dict[str, object]:
-        # Returns the header of the current episode, as of now: `success` is the latest, and `dropped_pairs` are the
-        # pairs of bodies whose contacts the recorder leaves out. The identity's fields identify the task's files.
-        # `dt_s` is the duration of a control step [s], and `embodiment` is the robot's name.
+        # Returns the header of the current episode. `success` is the newest value; `dt_s` is a control step [s].
+        # `dropped_pairs` are the pairs of bodies whose contacts the recorder leaves out.
+        # The fields of `_identity` identify the task's files. `embodiment` is the robot's name.
         return episode_header(
             replace(self.task, instruction=self._instruction()),
             self._seed,
@@ -317,7 +317,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
     # `owner` and `kind` are words for the error's text, such as "LIBERO" and "suite".
     known = tuple(known)  # `known` may be an iterator, which can be read only once
     if name not in known:
-        plural = kind if kind.endswith("s") else f"{kind}s"  # `horizons` is a plural already
+        plural = kind if kind.endswith("s") else f"{kind}s"  # the word `horizons` gets no second s
         raise HostError(f"{owner} has no {kind} {name!r}", remedy=f"{plural.capitalize()}: {', '.join(known)}.")
 
 

@@ -31,7 +31,7 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
 def confined_reason(spec: Spec, suite: str) -> str:
     """Return why the limit of a specification does not apply in `suite`; "" if the limit applies."""
     spelled = spell_suite(suite)
-    # In these suites, another limit replaces this limit.
+    # In the suites `except_suites`, another limit replaces this limit.
     if spelled in spec.except_suites:
         return write_reason(OTHER_LIMIT, suite)
     # Empty `suites` means all suites.

@@ -62,8 +62,8 @@ class BddlProblem:
 
     def goal_bodies(self) -> GoalBodies:
         """Return the goal's receptacles, except the scene's table or floor, and the fixtures that the goal moves."""
-        # `PLACINGS`, `JOINT_MOVES` and `SWITCHES` are verbs, such as `on`, `open` and `turnon`. The arguments of a
-        # placing goal are the object that is moved and its destination, (moved, destination).
+        # `PLACINGS`, `JOINT_MOVES` and `SWITCHES` are verbs, such as `on`, `open` and `turnon`.
+        # The arguments of a placing goal are the object that is moved and its destination, (moved, destination).
         placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
@@ -180,8 +180,8 @@ def _collect_unique(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, 
 
 
 def _split_head(tree: Tree, description: str) -> tuple[str, list[Tree]]:
-    # Returns the name with which a list begins, and the rest of the list. Errors call the list `description`. A `Tree`
-    # is a word or a list of trees.
+    # Returns the name with which a list begins, and the rest of the list. Errors call the list `description`.
+    # A `Tree` is a word or a list of trees.
     if isinstance(tree, str) or not tree:
         raise _grammar_error(f"{description} must be a list that begins with a name, not {tree or '()'!r}")
     return _read_words(tree[:1], description)[0], tree[1:]
@@ -215,7 +215,7 @@ def _parse_predicate(tree: Tree, description: str) -> Predicate:
 
 def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
     # Parse a list of names with classes. For example, return {a: c, b: c, d: e} for `a b - c d - e`.
-    # This error is created here, because it is raised in two places.
+    # `form_error` is created before it is needed, because two lines raise it.
     form_error = _grammar_error(f"({group} ...) must be a list of the form NAME ... - CLASS NAME ... - CLASS")
     pairs: list[tuple[str, str]] = []
     classes: list[tuple[str, str]] = []  # (class, ""), only to find repeated classes
@@ -239,7 +239,7 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
 
 def _parse_region(tree: Tree) -> tuple[str, str]:
     # Return the pair (OWNER_REGION, OWNER) for `BddlProblem.regions`, and check the attributes of the region.
-    # `_ROW_LENGTHS` maps the names of attributes to how many numbers a row has.
+    # `_ROW_LENGTHS` maps the name of an attribute to the number of values in its rows.
     name, attributes = _split_head(tree, "a region")
     values = _collect_unique((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
     # The target is removed, so that `values` holds the attributes with numbers. They are checked, but not kept.

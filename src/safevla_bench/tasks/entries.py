@@ -207,10 +207,10 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return the changes to suites of `base`: `SUITE TASK` for a task, `SUITE` for a suite or family."""
+        """Return what differs from `base` in its suites: `SUITE TASK` for a task, `SUITE` for a suite or family."""
         # A registry maps (suite, task id) to entries in `tasks`, and names of suites to suites in `benchmarks`.
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
-        # Each item is a suite and the label that is returned for it.
+        # Each item is a suite, and the text that is returned if the suite is in `base`.
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),

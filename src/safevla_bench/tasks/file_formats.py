@@ -97,15 +97,15 @@ class RegistrySource:
     @property
     def tags(self) -> Mapping[str, Tag]:
         """The tags that the file declares, by name."""
-        # One item for each place that declares tags: class of tags -> name -> meaning. `self.tables` are the tables of
-        # a TOML file; `self.rows` are the rows of a JSON file, each with its origin for errors.
+        # One item for each place that declares tags: class of tags -> name -> meaning.
+        # `self.tables` is a TOML file's content. `self.rows` are a JSON file's rows, each with its origin for errors.
         declared = [self.tables.tags, *(row.tag_meanings for _, row in self.rows)]
         return {name: tag for tables in declared for name, tag in tags_from_tables(tables).items()}
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
     """Return pairs (origin for errors, row as a struct) from a JSON file. Raises `RegistryError` for an invalid row."""
-    # Errors name a row by its benchmark and task id if it has them, else by its subject so far.
+    # Errors name a row by its benchmark and task id if it has them, else by `row_origin.subject`.
     named_rows = [
         (row_origin.with_subject(_row_subject(row, row_origin.subject or "a row")), row) for row_origin, row in rows
     ]
@@ -177,8 +177,8 @@ class EntryReader:
 
     def check_tables(self, source: RegistrySource) -> None:
         """Raise `RegistryError` if a table of the file refers to a name that does not exist."""
-        # `read_tags` is called only for its checks. The reader's mappings have all names that exist, those of the file
-        # included.
+        # `read_tags` is called only for its checks.
+        # The reader's mappings have all names that exist, those of the file included.
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -265,7 +265,7 @@ class EntryReader:
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
-        # The templates of all components; of a task without components, its one template.
+        # The templates of all components, or the only template of a task without components.
         names = tuple(component.template for component in component_rows) or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:

@@ -101,8 +101,8 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
     # Yield the phases of a goal predicate. The last phase is completed by this predicate.
-    # A predicate is (verb, object) or (verb, moved object, destination). A phase has a template, the reason for it, and
-    # maybe a question for a person (`doubt`).
+    # A predicate is (verb, object) or (verb, moved object, destination).
+    # A phase has a template, the reason for it, and maybe a question for a person (`doubt`).
     verb, *arguments = predicate
     predicate_text = " ".join(predicate)
     goal_text = f"({predicate_text})"
@@ -137,8 +137,8 @@ def _may_be_closed(problem: BddlProblem, region: str) -> bool:
 
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, destination: str) -> _GoalPhase:
     # Returns the phase in which the robot puts `moved` in or on (`verb`) the destination.
-    # The rules below are tried in order; the first one that applies determines the template. A `_GoalPhase` has the
-    # template, the reason for it, and maybe a question for a person (`doubt`). `kinds` lists names of kinds of objects.
+    # The first of the rules below that applies determines the template. `kinds` lists names of kinds of objects.
+    # A `_GoalPhase` has the template, the reason for it, and maybe a question for a person (`doubt`).
     kinds = _load_kinds()
     moved_class, receiver_class = problem.objects.get(moved), problem.class_of(destination) or ""
     if moved_class is None:
@@ -184,8 +184,8 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
     moved_objects = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
     # What lies in or on something at the start.
     placings = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
-    # Name of a kind -> its row in kinds.toml: a tag, the reason for it (`why`), and a question (`check`) or None. In
-    # these texts, {} is replaced by the description of the object.
+    # Name of a kind -> its row in kinds.toml: a tag, the reason for it (`why`), and a question (`check`) or None.
+    # In the reason and the question, {} is replaced by the description of the object.
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons: dict[str, list[str]] = {}  # tag, or "unknown" -> why objects have the tag
     doubts: list[str] = []

@@ -43,8 +43,8 @@ class Channel:
 
     def episode_rows(self, index: int) -> Floats:
         """Return the rows of one episode, [rows, width]; an empty array [0, 0] if the channel was not recorded."""
-        # There is a row per record, or a row per action. A channel of width 0 also gives [0, 0]. `values` has the
-        # numbers of all episodes; the episode `index` has the range from `starts[index]` to `starts[index + 1]`.
+        # There is a row per record, or a row per action. A channel of width 0 also gives [0, 0].
+        # `values` has the numbers of all episodes; those of episode `index` begin at `starts[index]`.
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
@@ -67,8 +67,8 @@ class Poses:
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:
         """Return the indices of the bodies of one episode, [P], and their values in each record, [n, P, size]."""
-        # Without bodies, the arrays are empty, [0] and [0, 0, size]. `size` is the number of values per body, such as 3
-        # for a position. The indices refer to the batch's table of bodies.
+        # Without bodies, the arrays are empty, [0] and [0, 0, size]. `size` is 3 for positions, for example.
+        # The indices refer to the batch's table of bodies.
         body = self.body[self.body_starts[index] : self.body_starts[index + 1]]
         flat = self.channel.values[self.channel.starts[index] : self.channel.starts[index + 1]]
         return body, flat.reshape(-1, len(body), self.size) if len(body) else flat.reshape(0, 0, self.size)
@@ -92,9 +92,9 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts at the indices `rows`, with new offsets `starts`. Add `shift` to their body indices."""
-        # `starts` [N + 1] has the first contact of each of the N records, then the end. `present` [E] says whether each
-        # episode recorded contacts. `shift` is one number, or one for each contact. `CONTACT_NUMBERS` are the names of
-        # the arrays of forces and impulses; `a` and `b` hold the indices of the two bodies.
+        # `starts` [N + 1] has the first contact of each of the N records, then the end.
+        # `present` [E] says whether each episode recorded contacts. `shift` is one number, or one for each contact.
+        # `CONTACT_NUMBERS` names the arrays of forces and impulses; `a` and `b` hold the indices of the two bodies.
         numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
@@ -214,7 +214,7 @@ class Batch:
         # If each row of all episodes has only the numbers of one arm, the values can be returned without a copy.
         if channel.present.all() and (channel.width == size).all():
             return channel.values.reshape(-1, size)
-        # `present` says for each record whether its episode has the channel. `width` is a row's numbers of all arms.
+        # `present` says for each record whether its episode has the channel. `width` is the count of numbers per row.
         rows, present = np.full((int(self.starts[-1]), size), missing), np.repeat(channel.present, self.lengths)
         # In row r of episode e, the arm's first number is at the index first[e] + r * width[e].
         first = channel.starts[:-1] + arm * size - self.starts[:-1] * channel.width
@@ -260,7 +260,7 @@ class Batch:
 
     def body_roles(self, index: int) -> dict[str, str]:
         """Return a map from each body of one episode to its role, in the order of the body table."""
-        body_indices = range(self.body_starts[index], self.body_starts[index + 1])  # in the batch's body table
+        body_indices = range(self.body_starts[index], self.body_starts[index + 1])
         return {self.body_label(k): ROLES[self.body_role[k]] for k in body_indices}  # `body_role`: indices in `ROLES`
 
 
@@ -268,16 +268,16 @@ _ROW_NAMES, _POSE_NAMES = ({spec.name: spec for spec in specs} for specs in (ROW
 
 
 def _require_name(name: str, names: Collection[str], kind: str) -> None:
-    # Raises `SafevlaError` unless `name` is one of `names`. The message says that these are the channels of `kind`,
-    # which is "rows" or "poses".
+    # Raises `SafevlaError` unless `name` is one of `names`.
+    # The message says that these are the channels of `kind`, which is "rows" or "poses".
     if name not in names:
         raise SafevlaError(f"no channel of {kind} has the name {name!r}", remedy=f"Known channels: {', '.join(names)}.")
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes with these headers and numbers of records, [E] each, without any channels."""
-    # A `target` of -1 means that no target is known. The two functions at the end return an unrecorded channel of rows
-    # and an unrecorded channel of poses.
+    # A `target` of -1 means that no target is known.
+    # The two functions at the end return an unrecorded channel of rows and an unrecorded channel of poses.
     episodes, starts = len(headers), offsets_of(lengths)
     zero_starts, absent = np.zeros(episodes + 1, dtype=np.int64), absent_channel(episodes)
     no_bodies = np.empty(0, dtype=np.int64)
@@ -392,8 +392,8 @@ def _select_channel(channel: Channel, episodes: Ints | slice) -> Channel:
 
 
 def _select_poses(poses: Poses, episodes: Ints | slice, shift: Ints | int) -> Poses:
-    # Returns the chosen episodes' poses, in the order of `episodes`. Adds `shift` (one number, or one for each chosen
-    # episode) to the indices of bodies, because the body table loses the bodies of other episodes.
+    # Returns the chosen episodes' poses, in the order of `episodes`. `shift` is one number, or one per chosen episode.
+    # `shift` is added to the indices of bodies, because the body table loses the bodies of other episodes.
     items, starts = _take_ranges(poses.body_starts, episodes)
     body = poses.body[items] + (shift if isinstance(shift, int) else np.repeat(shift, np.diff(starts)))
     return Poses(_select_channel(poses.channel, episodes), body, starts, poses.size)
@@ -403,8 +403,8 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Join one or more batches into one batch, in order; a single batch is returned unchanged."""
     if len(batches) == 1:
         return batches[0]
-    # All distinct names of bodies get a new common numbering. The body tables are joined, so that the indices of bodies
-    # in a batch rise by the number of bodies of all earlier batches.
+    # All distinct names of bodies get a new common numbering. The body tables are joined.
+    # In the joined table, a batch's indices of bodies rise by the number of bodies in all earlier batches.
     distinct_names = dict.fromkeys(name for batch in batches for name in batch.body_names)
     new_index = {name: index for index, name in enumerate(distinct_names)}
     body_shifts = offsets_of([len(batch.body_name) for batch in batches])[:-1].tolist()
@@ -431,8 +431,8 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 
 def _join_starts(starts_of_parts: Sequence[Ints]) -> Ints:
-    # Returns the offsets of all parts' items in one concatenated array. The offsets of a part have one more item than
-    # the part has episodes or records.
+    # Returns the offsets of all parts' items in one concatenated array.
+    # The offsets of a part have one more item than the part has episodes or records.
     return offsets_of(np.concatenate([np.diff(starts) for starts in starts_of_parts]))
 
 
@@ -452,8 +452,8 @@ def _concatenate_poses(parts: Sequence[Poses], body_shifts: Sequence[int]) -> Po
 
 def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
     """Return the seconds from each episode's record 0 to its record `steps`, [..., E]. Without time stamps, use dt."""
-    # The last axis of `steps` has one record index per episode, `dt_s` [E] is each control step, and `stamps_s` maps
-    # an episode's index to its records' times since record 0 in seconds, if the episode has time stamps.
+    # The last axis of `steps` has one record index per episode; `dt_s` [E] has the length of a control step.
+    # For episodes with time stamps, `stamps_s` maps the episode's index to the times of its records since record 0 [s].
     seconds = np.asarray(steps * dt_s)
     for episode, times in stamps_s.items():
         seconds[..., episode] = times[steps[..., episode]]

@@ -36,8 +36,8 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def is_fixed(self) -> tuple[bool, ...]:
         """True for each part that keeps its world pose, because the part and all its ancestors have no motion."""
-        # The parent of a part is the index of an earlier part, or the constant `WORLD` (-1) or `TRACKED` (-2). A
-        # tracked part follows a recorded body, so that it can move. `motion` lists the components of motion; () = none.
+        # The parent of a part is the index of an earlier part, or the constant `WORLD` (-1) or `TRACKED` (-2).
+        # A tracked part follows a recorded body, so it can move. `motion` lists the components of motion; () = none.
         fixed: list[bool] = []
         for part in self.parts:
             has_fixed_parent = part.parent == WORLD or (part.parent >= 0 and fixed[part.parent])
@@ -59,7 +59,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
         for name, rows in self.shapes.items():
             boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))  # see `Part`
             arrays[name] = (np.array(boxes).reshape(-1, 10), np.array(planes).reshape(-1, 7))
-        nothing = (np.empty((0, 10)), np.empty((0, 7)))  # for a part without a shape
+        nothing = (np.empty((0, 10)), np.empty((0, 7)))  # used for a part without a shape
         return tuple(nothing if part.shape is None else arrays[part.shape] for part in self.parts)
 
 
@@ -85,15 +85,15 @@ def read_geometry(text: str) -> RecordedGeometry:
         _refuse("the hand lists the index of a missing part")
     for name, rows in geometry.shapes.items():
         for row in rows:
-            _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")  # a plane or a box
+            _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")  # 7 for a plane, 10 for a box
             if min(row[7:], default=0.0) < 0:  # the half sizes of a box; a plane has none
                 _refuse(f"the shape {name!r} has a negative size")
     return geometry
 
 
 def _check_row(row: tuple[float, ...], size: int, name: str) -> None:
-    # Raises `RecordError` unless the row has `size` plausible numbers: a position, a unit quaternion, and for a box the
-    # half sizes. `name` describes the row in the error.
+    # Raises `RecordError` unless the row has `size` plausible numbers. `name` describes the row in the error.
+    # The numbers are a position, a unit quaternion and, for a box, the half sizes.
     if len(row) != size or max(map(abs, row)) > LARGEST or abs(sum(number**2 for number in row[3:7]) - 1.0) > 1e-3:
         _refuse(f"{name} must have {size} numbers that include a unit quaternion")
 
@@ -119,8 +119,8 @@ class PoseTrack:
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
     """Return a part's track from its parent's track and its motion [n, 6]; `motion` is None if the part is fixed."""
-    # `part.pose` is the pose in record 0 in the parent's frame: a position and a quaternion wxyz. `base` is the
-    # parent's track. A motion is a rotation vector [rad] and a translation [m] in the part's own frame since record 0.
+    # `part.pose` [7] is the pose in record 0 in the parent's frame. `base` is the track of the parent.
+    # A motion since record 0 is a rotation vector [rad] and a translation [m] in the part's own frame.
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track

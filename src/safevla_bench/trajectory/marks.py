@@ -28,7 +28,7 @@ DIVERGED = "diverged_replay"
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark name for logs without a benchmark. The registry lacks it; all its tasks have the same template."""
+"""Benchmark name for logs without a benchmark. Tasks need no registry entry: an id can begin with a template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
@@ -105,7 +105,7 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
 
 def header_fields(batch: Batch) -> list[Mapping[str, object]]:
     """Return the host-specific header fields of each episode, [E]."""
-    # These are the header fields that the record format does not define; {} for an episode without such fields.
+    # Host-specific header fields are not defined by the record format; {} for an episode without such fields.
     return [host_header(extra) for extra in batch.extra]
 
 
@@ -160,8 +160,8 @@ def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...
     """Return the index of the host's initial state, and the names and values [m] of the coordinates that a search
     changed, for a batch of one. If no search chose the start, return the header's index and ().
     """
-    # A search writes the field `CHOSEN`. It has the index of the initial state that was changed, and `placed_m`, which
-    # maps names to changed coordinates in meters. An index that is not an integer gives None.
+    # A search writes the field `CHOSEN`: the index of the changed initial state, and `placed_m`.
+    # `placed_m` maps names to changed coordinates in meters. If the index is not an integer, None replaces it.
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
         return batch.headers[0].init_state_index, ()
@@ -188,8 +188,8 @@ def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
 
 
 def _read_kitchen(field: object, env_seed: int | None) -> Kitchen | None:
-    # Returns the values that fix an episode's start, given its header field `robocasa`; None if the layout, style or
-    # seed is not an integer. A missing split becomes the text "None". `env_seed` is the header's field.
+    # Returns the values that fix an episode's start, given its header fields `robocasa` and `env_seed`.
+    # None if the layout, style or seed is not an integer. A missing split becomes the text "None".
     if not isinstance(field, Mapping):
         return None
     options = field.get("options")  # records of safevla_recorder have split and seed in other fields

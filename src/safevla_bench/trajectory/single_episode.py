@@ -59,8 +59,8 @@ def empty_batch() -> Batch:
 
 
 def _build_batch(recording: EpisodeArrays) -> Batch:
-    # Converts the arrays of one episode to a batch of one, without checking them. The body table has all bodies in the
-    # order of `recording.roles`.
+    # Converts the arrays of one episode to a batch of one, without checking them.
+    # The body table has all bodies in the order of `recording.roles`.
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
     return Batch(
@@ -102,8 +102,8 @@ def _build_channel(rows: NDArray[Any] | None) -> Channel:
 
 
 def _build_poses(recording: EpisodeArrays, spec: ChannelSpec) -> Poses:
-    # Returns a pose channel of one episode. If it was not recorded, it has no bodies and no values. `spec` has the
-    # channel's name, the name of the array with the indices of its bodies, and the number of values per body.
+    # Returns a pose channel of one episode, without bodies and values if it was not recorded. `spec.name` is its name.
+    # `spec.bodies` names the array of its bodies' indices; `spec.pose_size` is the number of values per body.
     rows = recording.channel(spec.name)  # [n, P, size] or [n, P]; None = not recorded
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
@@ -130,8 +130,8 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
 
 
 def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> NDArray[Any] | None:
-    # Returns a channel's rows of episode `index`, which has `records` records, with the dtype and shape of the spec;
-    # None if the channel was not recorded.
+    # Returns a channel's rows of episode `index`, with the dtype and shape of `spec`; None if it was not recorded.
+    # `records` is the episode's number of records.
     channel = batch.channel(spec.name)
     width = int(channel.width[index])
     if width < 0:
@@ -146,9 +146,9 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
 def _pose_rows(
     poses: Poses, spec: ChannelSpec, index: int, records: int, first_body: int
 ) -> tuple[list[int], NDArray[Any] | None]:
-    # Returns the bodies of a pose channel and the values in each record, [n, P, size] or [n, P]; ([], None) if the
-    # channel was not recorded. Bodies are indices from 0 in episode `index`, whose first body has the index
-    # `first_body` in the batch.
+    # Returns the bodies of a pose channel and the values in each record, [n, P, size] or [n, P].
+    # Returns ([], None) if the channel was not recorded. Bodies are indices from 0 in episode `index`.
+    # The episode's first body has the index `first_body` in the batch.
     if not poses.present[index]:
         return [], None
     body, rows = poses.episode_poses(index)
@@ -198,7 +198,7 @@ def select_record(batch: Batch, t: int) -> Batch:
         starts=np.array([0, 1], dtype=np.int64),
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
         extra=(add_header_field({}, SINGLE, sorted(single)) if single else {},),
-        **batch_channels(  # by a function for channels of numbers, and one for poses of bodies
+        **batch_channels(  # functions for channels of numbers and of poses
             lambda spec: _ABSENT if spec.name in left_out else _channel_at_record(batch.channel(spec.name), record),
             lambda spec: replace(
                 batch.poses(spec.name), channel=_channel_at_record(batch.poses(spec.name).channel, record)
@@ -234,8 +234,8 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 
 def _channel_at_record(channel: Channel, record: int) -> Channel:
-    # Returns one record's row of a channel of one episode, with one row per record. An unrecorded channel stays
-    # unrecorded.
+    # Returns the row of one record, as a channel. `channel` belongs to one episode, and has one row per record.
+    # If `channel` was not recorded, the result is not recorded, either.
     width = max(int(channel.width[0]), 0)  # -1 = not recorded
     values = channel.values[record * width : (record + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
@@ -257,7 +257,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 def validate(batch: Batch) -> None:
     """Raise `RecordError` for the first violated rule, with the first place at which the batch violates it."""
-    # These two checks of all episodes at once save most episodes a slower check that finds the place of the error.
+    # These two values are computed at once for all episodes. They decide which episodes need slower checks.
     has_nameless_body, has_wrong_width = "" in batch.body_names, _find_wrong_widths(batch).tolist()
     for index, header in enumerate(batch.headers):
         _check_header(header)
@@ -305,8 +305,8 @@ def _check_header(header: Header) -> None:
 
 
 def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
-    # Raises `RecordError` if episode `index` has a body without a name, no steps, or a target object without the role
-    # "target". `has_nameless_body` is true if any body of the batch has no name.
+    # Raises `RecordError` if episode `index` has no steps, a nameless body, or a target without the role "target".
+    # `has_nameless_body` is true if any body of the batch has no name.
     header, target = batch.headers[index], int(batch.target[index])  # index in the body table; -1 = not listed
     if has_nameless_body and "" in batch.body_roles(index):
         _refuse(header, "body_roles", "a body has no name", "Name every body.")
@@ -326,15 +326,15 @@ def _find_wrong_widths(batch: Batch) -> Bools:
     is_wrong = np.zeros(len(batch), bool)
     for spec in ROWS:
         if spec.per_arm:
-            # Among the channels with numbers for each arm, `row_size` is 0 only for those with a single number.
+            # If an arm has a single number in the channel, `row_size` is 0 instead of 1.
             width = batch.channel(spec.name).width  # numbers per row in each episode, [E]; -1 = not recorded
             is_wrong |= (width >= 0) & (width != (spec.row_size or 1) * arms)
     return is_wrong
 
 
 def _check_arms(batch: Batch, index: int) -> None:
-    # Raises `RecordError` if the arms, the arms of bodies or the numbers of joints in the header of episode `index` are
-    # invalid or contradict the widths of the channels. `arms` is None for a robot with one arm.
+    # Raises `RecordError` for invalid `arms`, `arm_bodies` or `arm_joints` in the header of episode `index`.
+    # The header's arms must also fit the widths of the channels. `arms` is None for a robot with one arm.
     header, arms, roles = batch.headers[index], batch.headers[index].arms, batch.body_roles(index)
     distinct_names = {*(arms or ())} - {""}
     if arms is not None and (len(arms) < 2 or len(distinct_names) < len(arms)):
@@ -359,8 +359,8 @@ def _check_arms(batch: Batch, index: int) -> None:
 
 
 def _check_geometry(batch: Batch, index: int) -> None:
-    # Raises `RecordError` if the geometry in the header of episode `index` is invalid, does not have one component
-    # of motion per column of the channel `link_motion`, or has a body without a role.
+    # Raises `RecordError` if the geometry in the header of episode `index` is invalid, or has a body without a role.
+    # The geometry must also have one component of motion for each column of the channel `link_motion`.
     header, motion = batch.headers[index], batch.channel(LINK_MOTION)
     if header.geometry is None and not motion.present[index]:
         return
@@ -399,8 +399,8 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
 
 
 def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remedy: str) -> NoReturn:
-    # Raises an error for the number at the index `item` of the channel's flat values. The error names the episode, the
-    # step, the body and the component.
+    # Raises an error for the number at the index `item` of the channel's flat values.
+    # The error names the episode, the step, the body and the component.
     channel = batch.numbers(spec)
     index = _owner_index(channel.starts, item)
     row, column = divmod(item - int(channel.starts[index]), int(channel.width[index]))
@@ -414,14 +414,14 @@ def _refuse_item(batch: Batch, spec: ChannelSpec, item: int, problem: str, remed
 
 
 def _owner_index(starts: Ints, item: int) -> int:
-    # Returns the index of the episode or record that contains the item with this flat index. `starts` has the index of
-    # the first item of each episode or record, then the end.
+    # Returns the index of the episode or record that contains the item with this flat index.
+    # `starts` has the index of the first item of each episode or record, then the end.
     return int(np.searchsorted(starts, item, side="right")) - 1
 
 
 def _check_contacts(batch: Batch) -> None:
-    # Raises `RecordError` for a contact with an invalid force or impulse, or of a body with itself. Each mask is [C],
-    # for the C contacts of the batch.
+    # Raises `RecordError` for a contact with an invalid force or impulse, or of a body with itself.
+    # Each mask is [C], for the C contacts of the batch.
     contacts = batch.contacts
     has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
     # Repeat each episode's Boolean for its records, and then for the contacts of these records.
@@ -456,8 +456,8 @@ def _require_contacts(
     problem: str,
     remedy: str = "Write the magnitude of the contact's force in N and its impulse in N·s.",
 ) -> None:
-    # Raises `RecordError` for the first contact where `is_valid` [C] is false. `field` is a column of the contacts; its
-    # value in this contact replaces `{value}` in `problem`.
+    # Raises `RecordError` for the first contact where `is_valid` [C] is false.
+    # `field` is a column of the contacts; its value in this contact replaces `{value}` in `problem`.
     for item in np.flatnonzero(~is_valid)[:1]:
         value = getattr(batch.contacts, field)[item]
         _refuse_contact(batch, int(item), field, problem.format(value=value), remedy)
@@ -511,8 +511,8 @@ def _check_time_stamps(batch: Batch) -> None:
 
 
 def _check_subgoals(batch: Batch) -> None:
-    # Raises `RecordError` if an episode names its sub-goals, but not with a different name for each value in a row of
-    # the channel `subgoals`.
+    # Raises `RecordError` for invalid names of sub-goals. An episode without names is valid.
+    # There must be a different name for each value in a row of the channel `subgoals`.
     for index, fields in enumerate(header_fields(batch)):
         names, goal_count = fields.get(SUBGOAL_NAMES), max(int(batch.channel(SUBGOALS).width[index]), 0)
         if names is None:

@@ -96,17 +96,17 @@ def first_difference(first: object, second: object, name: str = "") -> str | Non
     """
     # `name` is put before each dotted name. The dictionaries map the dotted names of all values to the values.
     first_leaves, second_leaves = dict(_list_leaves(first, name)), dict(_list_leaves(second, name))
-    missing = object()  # differs from every value, even from None
+    missing = object()  # a stand-in for a missing value; equals no other value, not even None
     for path in (*first_leaves, *second_leaves):
         if first_leaves.get(path, missing) != second_leaves.get(path, missing):
-            return path or "its type"  # the path is empty if `first` itself has no fields
+            return path or "its type"  # `path` is empty if `first` is a single value without fields
     return None
 
 
 def _list_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
     # Yields (dotted name, comparable value) for each value in nested structs, dataclasses, mappings and sequences.
     # `name` is the dotted name of `value` itself; "" at the top, where `strip` removes the leading dot of names.
-    # An array becomes a tuple of dtype, shape and bytes. Other values that contain no values are yielded unchanged.
+    # An array becomes a tuple of dtype, shape and bytes. A value without fields or items is yielded unchanged.
     if isinstance(value, np.ndarray):
         yield name, (value.dtype, value.shape, value.tobytes())
         return
@@ -233,8 +233,8 @@ class HostRules:
             setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        # pytest calls this for each test method (rule). A rule with a parameter `run` is run once for each trial, which
-        # is a task to test. `indirect` passes the trial to the fixture `run`; the rule gets the fixture's result.
+        # pytest calls this for each test method (rule). A rule with a parameter `run` runs once per trial (task).
+        # `indirect` passes the trial to the fixture `run`; the rule gets the fixture's result.
         if "run" in metafunc.fixturenames:
             ids = [f"{trial.suite}-{trial.index}" for trial in self.trials]
             metafunc.parametrize("run", self.trials, ids=ids, indirect=True, scope="class")
@@ -250,8 +250,8 @@ class HostRules:
     @contextmanager
     def open_run(self, trial: Trial) -> Iterator[TrialRun]:
         """Run a trial's episode twice in one environment and once in another, and yield the `TrialRun`."""
-        # A `TrialRun` has the three recorded episodes, the actions [N, A], and the first environment, which stays open
-        # until the `with` block ends. `Wants()` requests neither images nor privileged state.
+        # A `TrialRun` has the three recorded episodes, the actions [N, A], and the first of the two environments.
+        # The first environment stays open until the `with` block ends. `Wants()` requests nothing optional.
         host = self.host()
         task = trial.find_task(host)
         with closing(host.make(task, Wants())) as env:
@@ -262,8 +262,8 @@ class HostRules:
 
     def run_hook(self, hook: str) -> HookRun:
         """Return the cached run of a hook for the first trial; skip the test if the hook is not implemented."""
-        # `hook` is the name of a method that brings about a situation, such as `hold`. The `HookRun` has its result and
-        # the episode that the hook produced. The cache is per class, so all rules of a class share one run of a hook.
+        # `hook` is the name of a method that brings about a situation: `hold`, for example, grips a body.
+        # A `HookRun` has the hook's result and its episode. All rules of a class share one run of a hook (cached).
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy considers a class unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
@@ -274,9 +274,9 @@ class HostRules:
 
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
-    # Calls the method of `rules` with the name `hook` in an environment of the first trial's task. Returns the hook's
-    # result and the episode since its last reset: batch, actions [N, A] and N + 1 observations. The last part of the
-    # `HookRun` says which entries of the simulator's state are positions and rotations.
+    # Calls the method of `rules` with the name `hook` in an environment of the first trial's task.
+    # Returns the hook's result and the episode since its last reset: batch, actions [N, A] and N + 1 observations.
+    # The last part of the `HookRun` says which entries of the simulator's state are positions and rotations.
     # Skips the test if the hook is not implemented.
     host_rules = rules()
     host, calls = host_rules.host(), list[tuple[Any, Observation]]()
@@ -333,7 +333,7 @@ def require_error(call: Callable[[], object], kind: type[SafevlaError], call_tex
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
     """Return the result of `call`. If it raises `NotImplementedError`, skip the test and report `hook`."""
-    # `hook` is the name of the optional method that `call` calls. The method of the base class raises this error.
+    # `hook` names the optional method that `call` calls. The base class's hooks raise `NotImplementedError`.
     try:
         return call()
     except NotImplementedError:

@@ -36,8 +36,8 @@ class TaskRules(HostRules):
     """Rules: the host lists its tasks and versions, and the action `Task.still` lets objects come to rest."""
 
     def test_tasks_are_well_formed(self) -> None:
-        """Fail unless the host has a name and suites, each listed once, with tasks. Each task must have names, an
-        instruction, a unique id and an initial state. Indices count from 0. A second instance must list the same tasks.
+        """Fail unless the host has a name and suites. Each suite must be listed once, and have tasks. Each task needs
+        names, an instruction, a unique id, an index (from 0) and a start. New host objects must list the same tasks.
         """
         host, second_host = self.host(), self.host()  # each call makes a new host
         suites = host.suites()
@@ -85,7 +85,7 @@ class TaskRules(HostRules):
         is_within = bool(np.all((low <= still) & (still <= high)))
         require(is_within, f"{run}: `Task.still` lies outside the actions' bounds.")
         skip_unless_repeatable(run)
-        # Each of the three episodes has only record 0, after two settling steps, because `run.actions[:0]` is empty.
+        # The three episodes below have only record 0, after two settling steps, because `run.actions[:0]` is empty.
         by_default, by_still, by_highest = (
             run_actions(run.env, replace(self.seed, wait_steps=2, wait_action=action), run.actions[:0])
             for action in (None, run.task.still, tuple(high))
@@ -130,7 +130,7 @@ class OptionalRules(HostRules):
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
         """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
-        `HostError` for undeclared cameras, extra observations or absolute poses. So must `reset` for undeclared starts.
+        `HostError` for undeclared observations and absolute poses, and `reset` for undeclared starts.
         """
         # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
         host, task = self.host(), run.task
@@ -151,7 +151,7 @@ class OptionalRules(HostRules):
         failure = f"{run}: the host wrongly declares `privileged` as {supports.privileged}."
         require(has_privileged_state == supports.privileged, failure)
         # Every host must refuse to place a body that does not exist.
-        # It must also refuse a recorded state with a single number.
+        # Every host must also refuse a recorded state with a single number.
         one_number = RecordedEpisode(episode="episode", source="recording", steps=1, state=(0.0,))
         starts = [replace(self.seed, placed=(("no-such-body.x", 0.1),))]
         two_changes = PhysicsChange(softness=2.0, friction=2.0)
@@ -175,7 +175,7 @@ class OptionalRules(HostRules):
         skip_unless_repeatable(run)
 
         def read_records(_: Action) -> None:
-            # Is called before each step. Then the newest record is that of the previous step, or record 0.
+            # Called before each step, when the newest record is that of the previous step, or record 0.
             env.recorded()  # only tests whether the call has side effects
             latest_records.append(env.latest())
 
@@ -207,7 +207,7 @@ class OptionalRules(HostRules):
         images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
         # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # `wants` is the first request for images among those that this test class tries; None if there is none.
+        # `wants` is the first of the class's test requests that asks for images; None if no request does.
         # `render_next(False)` makes the next step skip rendering. The base class's method does nothing.
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
@@ -247,7 +247,7 @@ class OptionalRules(HostRules):
             return
         width = batch.sim_state.episode_rows(0).shape[1]
         require(bool(coordinates), f"{run}: coordinates() returns none, but the host supports `states`.")
-        # The indices in the state of all numbers of all coordinates.
+        # The indices of the state's entries that belong to coordinates.
         entries = [part.first + offset for part in coordinates for offset in range(part.size)]
         require(len(set(entries)) == len(entries), f"{run}: two coordinates name the same entry of the state.")
         failure = f"{run}: a coordinate lies outside the state, which has the size {width}."
@@ -256,7 +256,7 @@ class OptionalRules(HostRules):
             # `kind` is `position` or `rotation`; each kind allows only some sizes.
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
-        # Both map names to positions [N + 1, 3] in m: of tracked bodies as recorded, and of coordinates in the states.
+        # Positions [N + 1, 3] in m by name: those recorded of tracked bodies, and those of coordinates in the states.
         paths, state_paths = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in state_paths.keys() & paths.keys():
             error_m = float(np.linalg.norm(state_paths[name] - paths[name], axis=1).max(initial=0))
@@ -266,14 +266,14 @@ class OptionalRules(HostRules):
         """Fail if the recorded path of the body that `move_object` moves is more than 0.6 control steps late on
         average. The true path is from privileged state, or else from `sim_state`. Skipped if neither contains the path.
         """
-        # The hook `move_object` acts until a body has moved. Its result is the body's name, and `run.batch` the record.
+        # The hook `move_object` moves a body. Its result is the body's name, and `run.batch` is the record.
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
         paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
         states = [observation.privileged for observation in run.observations if observation.privileged]
         seen_path_m = np.array([state.body_pos_m[body] for state in states])
-        # The body's true path [records, 3]; None without privileged state and without a coordinate of the body's name.
+        # The body's true path, [records, 3]; None if neither privileged state nor a coordinate gives it.
         path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)
         if path_m is None or len(path_m) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
@@ -298,7 +298,7 @@ class OptionalRules(HostRules):
         shown_bodies = tuple(paths)[:1]  # one tracked body; () if the record has no tracked body
         with closing(host.stage(run.task, batch)) as stage:
             for step in (0, int(batch.lengths[0]) - 1):
-                camera = stage.aim(step, shown_bodies, _PICTURE_SIZE)  # a camera that shows these bodies well
+                camera = stage.aim(step, shown_bodies, _PICTURE_SIZE)  # a camera that shows `shown_bodies` well
                 picture, again = (stage.render(step, camera, _PICTURE_SIZE, shown_bodies) for _ in range(2))
                 shape, dtype = picture.image.shape, picture.image.dtype.name
                 failure = f"{run}: a picture has the type and shape {dtype} {shape}; expected uint8 {size}."
@@ -318,8 +318,8 @@ class OptionalRules(HostRules):
 
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:
-    # Returns a camera's image, [H, W, 3]; None if it was not rendered. Then the observation has a placeholder, which
-    # raises `PolicyError` when an image is read.
+    # Returns a camera's image, [H, W, 3]; None if it was not rendered.
+    # If there is no image, reading it from the observation raises `PolicyError`.
     try:
         return observation.images[camera]
     except PolicyError:

@@ -1,4 +1,4 @@
-"""Rules on records: complete content, correct units, repeatable episodes, and observation without effects."""
+"""Rules: records are complete and in correct units, episodes are repeatable, and recording them changes nothing."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ class RecordRules(HostRules):
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
         """Fail if the default ruleset cannot score the record with the host's registries and capabilities."""
         # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # `registries` are files with the tasks' tags, and `capabilities` are names of sets of tags that say what
-        # records measure.
+        # `registries` are files with the tasks' tags. `capabilities` names sets of tags that say what records measure.
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -105,8 +104,8 @@ class RecordRules(HostRules):
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector's speed is 50 m/s or more."""
         # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # Each `path` holds positions of one body or of the end effector, [records, 3]. The limits are generous: they
-        # only reveal a wrong unit, such as millimeters.
+        # Each `path` holds positions of one body or of the end effector, [records, 3].
+        # The limits are generous: they only reveal a wrong unit, such as millimeters.
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             extent_m = float(np.abs(path).max(initial=0))
@@ -165,8 +164,8 @@ class ContactRules(HostRules):
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
         """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
         # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # Records leave out contacts that last from the start, such as a cup's with the table, and contacts within the
-        # robot. `roles` maps the names of bodies to roles; `a` and `b` are the names of two touching bodies.
+        # Records leave out contacts within the robot, and contacts that last from the start (a cup on the table).
+        # `roles` maps the names of bodies to roles; `a` and `b` are the names of two touching bodies.
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             are_robot = [roles[name] == "robot" for name in (a, b)]
@@ -176,8 +175,8 @@ class ContactRules(HostRules):
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
         # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # The header's `dropped_pairs` lists pairs of bodies whose contacts are left out, or is None. A resting contact
-        # is left out until it ends. A contact of two robot bodies in the list is left out of all records.
+        # The header's `dropped_pairs` lists pairs of bodies whose contacts are left out, or is None.
+        # Contacts of two robot bodies in the list are left out of all records; resting contacts only until they end.
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
@@ -198,8 +197,8 @@ class ContactRules(HostRules):
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
         """Fail if any record of the hook `close_on_nothing` has a grip or a contact between two robot bodies."""
-        # The hook closes the gripper in the air. `gripping` and `gripped` have one value per record: whether the
-        # gripper has contact, and the index of the held body (-1 = none).
+        # The hook closes the gripper in the air. For each record, `gripping` says whether the gripper has contact.
+        # For each record, `gripped` is the index of the held body (-1 = none).
         batch = self.run_hook("close_on_nothing").batch
         require(not batch.gripping.any(), "The gripper is closed on nothing, but gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, but gripped_body names a body.")
@@ -264,9 +263,9 @@ class RepeatRules(HostRules):
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
-        # Fails unless the states that `bare` returns for these actions equal the recorded states, bit for bit.
-        # `batch` is the recorded episode with the same `actions` [N, A]. Both kinds of states are [N + 1, S]. Skips the
-        # test without `bare`.
+        # Fails unless the states that `bare` returns for `actions` equal the recorded states, bit for bit.
+        # `batch` is the recorded episode with the same `actions` [N, A]. `bare_states` and `states` are [N + 1, S].
+        # Skips the test if `bare` is not implemented.
         bare_states = call_hook(lambda: self.bare(run.task, self.seed, actions), "bare")
         states = batch.sim_state.episode_rows(0)
         require(states.size > 0, f"{run}: the record has no sim_state to compare with the states of bare().")
@@ -281,8 +280,7 @@ class RepeatRules(HostRules):
         """Fail if an episode with a request in `other_wants` differs in any bit from an episode with the empty request
         `Wants()`. The header's description of the simulation, such as the renderer, may differ.
         """
-        # `run.elsewhere` is an episode with `Wants()` that was recorded in a new environment, as are the episodes with
-        # other requests.
+        # Every episode here is recorded in a new environment; `run.elsewhere` is the one with `Wants()`.
         skip_unless_repeatable(run)
         for wants in self.other_wants:
             without_request = _drop_simulation(run.elsewhere)
@@ -291,7 +289,7 @@ class RepeatRules(HostRules):
 
     def test_images_are_of_the_wanted_size(self) -> None:
         """Fail unless a reset returns an image, uint8 [H, W, 3], of the requested size for each requested camera."""
-        for wants in self.other_wants:  # each requests images of `cameras` in `image_size` (height, width)
+        for wants in self.other_wants:  # each entry may request images: `cameras`, and `image_size` (height, width)
             host = self.host()
             with closing(host.make(self.trials[0].find_task(host), wants)) as env:
                 images = env.reset(self.seed).images
@@ -411,8 +409,8 @@ class PhysicsRules(HostRules):
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
-        # Sums over the body's contacts in the last record: force [N] and impulses in one control step [N·s]; NaN =
-        # unknown. A net value is the norm of a vector sum; `impulse_ns` sums the norms of single contacts' impulses.
+        # Sums over the body's contacts in the last record: force [N], and impulses in one control step [N·s].
+        # A contact's net values are norms of vector sums; its `impulse_ns` is a sum of norms. NaN = unknown.
         net_n, impulse_ns, net_impulse_ns = _sum_contacts(batch, body)
         require(impulse_ns > 0 or net_n > 0, f"{body} was put down, but the last record has no contact under it.")
         if not np.isnan(net_n):
@@ -444,8 +442,8 @@ class PhysicsRules(HostRules):
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail if the episode of the hook `hold` has no contact, or differs when repeated in a new environment."""
-        # The hook acts until both fingers hold a body; `hold_run` has the episode and its actions. `run` is only used
-        # to skip the test if even an episode without the hook is not repeatable.
+        # The hook acts until both fingers hold a body; `hold_run` has the episode and its actions.
+        # `run` is only used to skip the test if even an episode without the hook is not repeatable.
         skip_unless_repeatable(run)
         hold_run = self.run_hook("hold")
         failure = "hold() ends with both fingers on a body, but no contact is recorded."
@@ -469,14 +467,14 @@ class PhysicsRules(HostRules):
 
 def _drop_simulation(batch: Batch) -> Batch:
     # Returns a copy of the batch without the headers' description of the simulation, which includes the renderer.
-    # `extra` holds the host-specific fields of each episode. The value None counts as no description.
+    # `extra` holds the host-specific fields of each episode. The description is replaced by None.
     return replace(batch, extra=tuple(add_header_field(extra, SIMULATION, None) for extra in batch.extra))
 
 
 def _sum_contacts(batch: Batch, body: str) -> list[float]:
     # Returns the body's net force [N], impulse [N·s] and net impulse [N·s]: sums over its contacts in the last record.
-    # A sum is NaN if a value was not recorded, and 0 if the body has no contact. `batch` has one episode. The contacts
-    # of record `k` are `starts[k]` to `starts[k + 1] - 1`; `a` and `b` hold the indices of the two bodies.
+    # A sum is NaN if a value was not recorded, and 0 if the body has no contact. `batch` has one episode.
+    # The contacts of record `k` are `starts[k]` to `starts[k + 1] - 1`; `a` and `b` hold the indices of the two bodies.
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     is_on_body = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

@@ -74,7 +74,7 @@ class FakeHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return three tasks: place the block, place the block past the cup, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())  # raises `HostError` for an unknown suite
-        # The values: benchmark, id, index, name, instruction, motionless action, and number of fixed initial states.
+        # `Task` takes benchmark, id, index, name, instruction, motionless action, and number of fixed initial states.
         return tuple(
             Task(SUITE, f"task_{index}", index, name, instruction, tuple(STILL), INIT_STATES, episodes=1)
             for index, (name, instruction) in enumerate(_TASKS)
@@ -88,7 +88,7 @@ class FakeHost(Host):
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
-        center = _flatten_xy(_usual_positions(task.index))  # values of these coordinates, [6] in m
+        center = _flatten_xy(_usual_positions(task.index))  # values of the coordinates `names`, [6] in m
         # `own` holds the coordinates' values in each of the task's initial states. They depend on the seed in `start`.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
@@ -122,22 +122,21 @@ class _World:
     physics: PhysicsChange = _UNCHANGED
 
     def can_touch(self, a: str, b: str) -> bool:
-        # Returns whether two bodies can be in contact. `physics` may disable contacts: `apart` names two bodies that do
-        # not touch each other, and `without` names a body that touches nothing. Each is None if nothing is disabled.
+        # Returns whether two bodies can be in contact. `physics.without` names a body that touches nothing, or is None.
+        # `physics.apart` names two bodies that do not touch each other, or is None.
         is_kept_apart = self.physics.apart is not None and {a, b} == {*self.physics.apart}
         return self.physics.without not in (a, b) and not is_kept_apart
 
     @classmethod
     def from_state(cls, flat: Floats) -> _World:
-        # Returns the world with the flat state [15]: time [s], 1 if the gripper is closed, the held body's id (-1 =
-        # none), and the positions [3] in m of the gripper and of each movable body. Contacts are empty.
+        # Returns the world with this flat state [15], and without contacts.
+        # State: time [s], 1 if gripper closed, held body's id (-1 = none), positions [3] in m of gripper and 3 objects.
         gripper, *positions = flat[3:].reshape(-1, 3).copy()
         held_body = next((name for name, body_id in _BODY_IDS.items() if body_id == flat[2]), None)
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        # Returns the flat state [15] at the given time [s]: the time, 1 if the gripper is closed, the held body's id
-        # (-1 = none), and the positions [3] in m of the gripper and of three objects.
+        # Returns the flat state [15] at the given time [s]. `from_state` lists its entries.
         positions = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
@@ -255,8 +254,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         """Do nothing, because there are no resources to free."""
 
     def _settle_and_record(self, seed: EpisodeSeed) -> _Record:
-        # Takes the settling steps, then changes the physics, and returns record 0. `wait_action` is the settling steps'
-        # action [7]; None means the action that moves nothing. Record 0 has the torques of the last settling step.
+        # Takes the settling steps, then changes the physics, and returns record 0 with the last step's torques.
+        # `wait_action` is the action [7] of the settling steps; None means the action that moves nothing.
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)
         for _ in range(seed.wait_steps):
             _advance_world(self._world, still)
@@ -265,8 +264,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return _Record(self._world.to_state(0.0), self._world.contacts, self._world.held_body, torque)
 
     def _is_success(self) -> bool:
-        # Returns whether the task is solved: the gripper must hold no body, and the block must be within `REACH_M` of
-        # the tray, measured horizontally. `_world` is the simulated scene, with the bodies' positions [3] in m by name.
+        # Returns whether the task is solved: the gripper holds no body, and the block is near the tray.
+        # Near means closer than `REACH_M`, measured horizontally. `objects` maps names to positions [3] in m.
         offset = self._world.objects["block"][:2] - self._world.objects["tray"][:2]
         return bool(self._world.held_body is None and np.linalg.norm(offset) < REACH_M)
 
@@ -279,8 +278,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         return {}
 
     def _observe(self) -> policy.Observation:
-        # Returns the policy's observation of the current world. The gripper always points downward. `_wants` lists what
-        # the policy requests.
+        # Returns the policy's observation of the current world. The gripper always points downward.
+        # `_wants` lists what the policy requests.
         # The only extra observation, if requested, is the state [14] without the time.
         world = self._world
         return policy.Observation(
@@ -303,8 +302,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
     def _render_image(self) -> NDArray[np.uint8]:
         # Returns an image from above: a white square at the block's position, on a black background.
-        # The image [H, W, 3] shows an area of 1 m x 1 m, with the world's origin in the center. x points down and y
-        # points right.
+        # The image [H, W, 3] shows an area of 1 m x 1 m, with the world's origin in the center.
+        # x points down and y points right.
         height, width = self._wants.image_size
         image = np.zeros((height, width, 3), dtype=np.uint8)
         row, column = (np.clip(0.5 + self._world.objects["block"][:2], 0, 0.99) * (height, width)).astype(int)
@@ -316,8 +315,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         # Objects are upright cubes with the half size `HALF_M`. The gripper points downward.
         objects = self._world.objects
         # The fingers are on both sides of the gripper, along the world's y axis.
-        # `finger_offsets` [2, 3] in m are the fingers' positions relative to the gripper. `Boxes` holds the fingers'
-        # centers, half sizes and quaternions wxyz. The host has no goal regions (`sites_m`).
+        # `finger_offsets` [2, 3] in m are the fingers' positions relative to the gripper.
+        # `Boxes` holds the fingers' centers, half sizes and quaternions wxyz. The host has no goal regions (`sites_m`).
         finger_offsets = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
         finger_quats = np.tile(DOWNWARD_WXYZ, (len(finger_offsets), 1))
         return policy.Privileged(
@@ -335,8 +334,8 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
-    # Returns the world before settling. Shifts the block at random, by `env_seed` and the index. Then sets the
-    # coordinates in `seed.placed`: pairs such as ("cup.x", 0.1), in m.
+    # Returns the world before settling. Shifts the block at random, by `env_seed` and the index.
+    # Sets the coordinates in `seed.placed`, which are pairs such as ("cup.x", 0.1), in m.
     entropy = [seed.env_seed, seed.init_state_index]
     if seed.drawn:
         entropy.append(1)  # a drawn start must differ from the initial state with the same index
@@ -366,8 +365,8 @@ def _flatten_xy(objects: Mapping[str, Floats]) -> Floats:
 
 
 def _change_world(world: _World, seed: EpisodeSeed) -> None:
-    # Applies the physics changes of `seed`. `apart` names two bodies that no longer touch each other; in this pair,
-    # `robot` means the gripper. `without` names a body whose contacts are disabled. Each may be None.
+    # Applies the physics changes of `seed`. `without` names a body whose contacts are disabled (None = no such body).
+    # `apart` names two bodies that no longer touch each other, or is None; the name `robot` means the gripper.
     # Raises `HostError` if a change names a body that does not exist, or removes the gripper.
     change = seed.change or _UNCHANGED
     if change.apart:
@@ -389,8 +388,8 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 def _advance_world(world: _World, action: policy.Action) -> None:
     # Simulates one control step: the gripper moves, then grips, carries and pushes bodies, and all other bodies fall.
-    # Changes `world`, including its contacts: pairs of bodies -> force [N]. `action` [7] is a position change [3] in
-    # units of 5 cm, a rotation change [3], which is ignored, and the gripper's command (> 0 closes it).
+    # Changes `world`, including its contacts: pairs of bodies -> force [N].
+    # `action` [7]: motion [3] in units of 5 cm, rotation [3] (ignored), and the gripper's command (> 0 closes it).
     target = world.gripper + np.clip(action[:3], -1, 1) * 0.05  # one unit of the action is 5 cm
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf  # height of the table's surface
     depth_m = max(0.0, floor_m - float(target[2]))  # how far the action would move the gripper into the table
@@ -429,7 +428,7 @@ def _push_objects(world: _World) -> None:
         if name != world.held_body and distance_m < REACH_M and world.can_touch(name, pusher):
             horizontal = offset * [1, 1, 0]
             length = float(np.linalg.norm(horizontal))
-            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])  # exactly below: push along y
+            direction = horizontal / length if length else np.array([0.0, 1.0, 0.0])  # body exactly below: push along y
             world.objects[name] = world.objects[name] + direction * (REACH_M - distance_m)
             world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
@@ -460,7 +459,7 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
 
 def finger_positions(*, closed: bool) -> Floats:
     """Return the positions of the two fingers [m], as in an observation."""
-    # The result is [2]: each finger's signed distance from the gripper's center along the axis of the fingers.
+    # Each of the two numbers is a finger's signed distance from the gripper's center along the axis of the fingers.
     return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
 
 
@@ -496,8 +495,8 @@ class FakeStage(Stage):
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
         """Return the camera `agentview` if `bodies` is empty, else a close-up of the bodies from above."""
-        # The picture's `size` does not matter, because a close-up's height `_CLOSE_UP_M` in meters is constant. The
-        # camera of a close-up is given by the point at which it looks and by its distance from this point, in m.
+        # The picture's `size` does not matter, because a close-up's height `_CLOSE_UP_M` in meters is constant.
+        # The camera of a close-up is given by the point at which it looks and by its distance from this point, in m.
         if not bodies:
             return Camera(self._camera)
         positions = self._body_positions(record)
@@ -507,8 +506,8 @@ class FakeStage(Stage):
 
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
-        # `seen` is i + 1 at pixels that show the body with the index i in `bodies`, and 0 at all other pixels. A camera
-        # looks at the point `lookat_m` [3]; None = it is the fixed camera with its name.
+        # `seen` is i + 1 at pixels that show the body with the index i in `bodies`, and 0 at all other pixels.
+        # A camera looks at the point `lookat_m` [3]; None = it is the fixed camera with its name.
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
@@ -528,8 +527,8 @@ class FakeStage(Stage):
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the five bodies in a record. All bodies are upright; contacts are left out."""
-        # `_COLORS` lists the names of the bodies in the order of the parts. The result has the parts' positions [5, 3]
-        # and quaternions wxyz [5, 4], an empty list of contacts, and the positions of the movable bodies by name.
+        # `_COLORS` lists the bodies in the order of the parts. Poses are positions [5, 3] and quaternions wxyz [5, 4].
+        # `tracked` maps the names of movable bodies to positions.
         positions = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
         tracked = {name: positions[name] for name in ("block", "cup", "tray")}
@@ -556,8 +555,8 @@ class FakeStage(Stage):
 
 
 def _box_shape(name: str, part: int) -> Shape:
-    # Returns the box of the body `name`, which has the index `part` in `SceneGeometry`. The box has half extents in m,
-    # its pose relative to the body (no shift, no turn), and a color with RGBA values from 0 to 1.
+    # Returns the box of the body `name`, which has the index `part` in `SceneGeometry`.
+    # The box has half extents in m, its pose relative to the body (the identity), and a color (RGBA from 0 to 1).
     half_m = _SHOWN_HALF_M[name]
     red, green, blue = (channel / 255 for channel in _COLORS[name])
     size_m = (half_m, half_m, 0.001 if name == "table" else half_m)
@@ -566,8 +565,8 @@ def _box_shape(name: str, part: int) -> Shape:
 
 def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
     # Returns the mask [H, W] of the pixels that a body's square covers; x points up and y points right.
-    # The square has the center `pos_m` [3] and half the side length `half_m`. `size` is (H, W). The picture's height
-    # shows this many meters: the camera's `distance_m` if it looks at a point (`lookat_m`), else the world's `WIDTH_M`.
+    # The square has the center `pos_m` [3] and half the side length `half_m`. `size` is (H, W).
+    # The picture is `distance_m` high if the camera looks at a point (`lookat_m`), else `WIDTH_M`, both in meters.
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

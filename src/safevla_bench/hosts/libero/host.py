@@ -54,8 +54,8 @@ class LiberoHost(MujocoHost):
             libero_plus.data_folder()
         except HostError:  # LIBERO-plus's files are not installed
             return tuple(ALL_SUITES)
-        # `BENCHMARKS` maps a name to a pair: LIBERO's suite and the category of changes. For some categories, the
-        # package lacks files; `CATEGORIES` are the others.
+        # `BENCHMARKS` maps a name to a pair: LIBERO's suite and the category of changes.
+        # `CATEGORIES` are the categories for which the package has all files.
         benchmarks = libero_plus.BENCHMARKS.items()
         variant_suites = [name for name, (_, category) in benchmarks if category in libero_plus.CATEGORIES]
         return (*ALL_SUITES, *variant_suites)
@@ -100,8 +100,8 @@ class LiberoHost(MujocoHost):
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of objects on table or floor, within the regions of the task's BDDL file."""
-        # LIBERO's regions are the same for all starts of a task, so `start` is not used. The environment provides
-        # LIBERO's samplers of positions and the task's initial states.
+        # LIBERO's regions are the same for all starts of a task, so `start` is not used.
+        # The environment provides LIBERO's samplers of positions and the task's initial states.
         with closing(self.make(task, Wants())) as env:
             return libero_tasks.placement_space(env._robosuite_env(), env._init_states)
 
@@ -132,8 +132,8 @@ class LiberoEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        # Makes LIBERO's environment of a task; the first `reset` starts an episode. `versions` maps packages to
-        # versions, for the record's header. A LIBERO-plus task is a variant of a LIBERO task (`self._variant`).
+        # Makes LIBERO's environment of a task; `reset` starts an episode. The header lists `versions` by package.
+        # A LIBERO-plus task is a variant of a LIBERO task (`self._variant`).
         super().__init__(task, wants, versions)
         if wants.absolute:  # the first six numbers of an action are a pose, which has no bounds
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
@@ -194,12 +194,12 @@ class LiberoEnv(RobosuiteEnv):
             return self._start_episode(seed, replayed, state)
 
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
-        # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0. If both are None,
-        # the reset draws the state. The docstring of `reset` explains each step.
+        # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0.
+        # If both are None, the reset draws the state. The docstring of `reset` explains each step.
         # `state` is a flat simulator state [1 + nq + nv]: time, qpos and qvel.
-        # `domain` is robosuite's environment, and `raw` is an observation of robosuite. The gate renders images only
-        # while it is open; it is open if the policy gets the next observation. `_scene.reset()` resets LIBERO's
-        # environment and reuses its compiled model.
+        # `domain` is robosuite's environment, and `raw` is an observation of robosuite.
+        # The gate renders images only while it is open; it is open if the policy gets the next observation.
+        # `_scene.reset()` resets LIBERO's environment and reuses its compiled model.
         domain, is_drawn = self._env.env, state is None and replayed is None
         domain.object_property_initializers.clear()  # the samplers of joints of fixtures
         self._install_gate(is_seen=is_drawn and not seed.wait_steps)
@@ -250,9 +250,9 @@ class LiberoEnv(RobosuiteEnv):
         """Return the wanted pictures. The noise in a picture depends only on the variant, the episode's seed and index,
         and the control step, not on which pictures are rendered.
         """
-        # `raw` is robosuite's observation, whose pictures begin with the bottom row. The result maps each wanted camera
-        # to its upright picture [H, W, 3]. Only LIBERO-plus's noise variants have a noise level from 1 to 50.
-        # The gate is open if pictures were rendered in this step. Noise is added only to the first camera's picture.
+        # `raw` is robosuite's observation, whose pictures begin with the bottom row. The pictures returned are upright.
+        # Only LIBERO-plus's noise variants have a noise level from 1 to 50. Only the first camera's picture gets noise.
+        # The gate is open if pictures were rendered in this step.
         level = self._variant.noise if self._variant else 0
         image_key = f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
@@ -267,33 +267,33 @@ class LiberoEnv(RobosuiteEnv):
         return read_scene(self._env.env)
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        # Maps each predicate of the task's goal to whether it held when LIBERO last checked it. `_goals` stores the
-        # results of LIBERO's checks.
+        # Maps each predicate of the task's goal to whether it held when LIBERO last checked it.
+        # `_goals` stores the results of LIBERO's checks.
         return self._goals.read()
 
     def _set_substeps(self, count: int) -> None:
-        # Sets the number of physics substeps per control step. The gripper's target moves once per substep, so its
-        # speed must change, too.
+        # Sets the number of physics substeps per control step.
+        # The gripper's target moves once per substep, so its speed must change, too.
         super()._set_substeps(count)
         libero_tasks.pace_gripper(self._env.env, count)
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # Returns a reader of the scene's ground truth: poses and sizes of bodies, the goal, and the positions of goal
-        # regions (MuJoCo's sites, [3] in m). MuJoCo updates these positions in place.
+        # Returns a reader of the scene's ground truth, such as poses, sizes and goal.
+        # `sites` has the positions [3] in m of goal regions (MuJoCo's sites); MuJoCo updates these arrays in place.
         domain, (model, data) = self._env.env, self._model_and_data()
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
         return ScenePrivileged(model, data, scene, goal_predicates(domain), sites)
 
     def _extra_readings(self) -> dict[str, Floats]:
         # Returns extra observations: the hand's pose in the world as the controller sees it, one physics step late.
-        # It has the position [3] in m and the rows of the rotation matrix, [9].
+        # The pose is a position [3] in m and the rows of a rotation matrix, [9].
         controller = self._robosuite_env().robots[0].controller
         pose = {CONTROLLER_POSITION: controller.ee_pos, CONTROLLER_ROTATION: np.ravel(controller.ee_ori_mat)}
         return {name: np.array(values, dtype=np.float64) for name, values in pose.items()}
 
     def _extra_fields(self) -> dict[str, object]:
-        # Returns host-specific fields for the record. The header gets a mark if actions are poses and a mark if the
-        # start was drawn, and the number of resets between the environment's only seeding and this episode, if any.
+        # Returns host-specific fields for the record. Header marks say if actions are poses and if the start was drawn.
+        # A header field has the number of resets between the environment's only seeding and this episode, if known.
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
         # In a replay, the header field about the recording already has the number of earlier resets.
@@ -302,8 +302,8 @@ class LiberoEnv(RobosuiteEnv):
         return extra
 
     def _read_simulation(self) -> dict[str, object]:
-        # Returns facts about how the simulator runs, for the record's header. `as_rendered` is true if resets give the
-        # same results as resets with a renderer, as they do if a renderer exists.
+        # Returns facts about how the simulator runs, for the record's header.
+        # `as_rendered`: resets give the same results as with a renderer. That is always true if there is a renderer.
         return {**super()._read_simulation(), "as_rendered": self._wants.as_rendered or bool(self._wants.cameras)}
 
     def _target_object(self) -> str | None:

@@ -110,11 +110,10 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
 
     def displace_mean(corner_sums: Colors) -> Colors:
         # Returns a new height for each point: the mean of its four neighbors, given their sum, plus a random number.
-        # As in LIBERO-plus, `wobble` limits the random number and also multiplies it.
-        # So a displacement is at most `wobble` squared.
+        # As in LIBERO-plus, `wobble` limits the random number and multiplies it. The displacement is at most `wobble`².
         return np.asarray(corner_sums / 4 + wobble * draws.uniform(-wobble, wobble, corner_sums.shape))
 
-    # Each round halves the grid: it sets the centers of the squares, then the midpoints of their edges.
+    # Each round halves the grid spacing. It sets the centers of squares, then the midpoints of their edges.
     while step >= 2:
         half = step // 2
         corners = heights[::step, ::step]
@@ -122,8 +121,8 @@ def _draw_plasma(size: int, decay: float, draws: np.random.RandomState) -> Color
         pairs = corners + np.roll(corners, -1, axis=0)
         heights[half::step, half::step] = displace_mean(pairs + np.roll(pairs, -1, axis=1))
         centers = heights[half::step, half::step]
-        # Each midpoint's neighbors are two centers and two corners. `rows` has the sums for midpoints between corners
-        # in the same row, and `columns` the sums for midpoints between corners in the same column.
+        # Each midpoint's neighbors are two centers and two corners, whose sums are in `rows` and `columns`.
+        # In `rows`, the midpoint's two corners are in the same row; in `columns`, in the same column.
         rows = (centers + np.roll(centers, 1, axis=0)) + (corners + np.roll(corners, -1, axis=1))
         heights[::step, half::step] = displace_mean(rows)
         columns = (centers + np.roll(centers, 1, axis=1)) + (corners + np.roll(corners, -1, axis=0))
@@ -138,11 +137,11 @@ def _put_behind_glass(picture: Picture, strength: int, draws: np.random.RandomSt
     # `strength` is an index in `_GLASS`.
     deviation, max_shift, passes = _GLASS[strength]
     blurred = (_gaussian_blur(picture, deviation) * 255).astype(np.uint8)
-    # Rows and columns of the displaced pixels, in descending order. Pixels near the edge are left out, so that each
-    # source is inside the picture.
+    # Rows and columns of the displaced pixels, in descending order.
+    # Pixels near the edge are left out, so that each source is inside the picture.
     coordinates = np.arange(_GLASS_SIZE - max_shift, max_shift, -1)
-    # The picture is flattened. `indices` lists the pixels to displace. In the end, `pixels` has, for each pixel, the
-    # index of the pixel in `blurred` from which its color comes.
+    # The picture is flattened. `indices` lists the pixels to displace.
+    # In the end, `pixels` has, for each pixel, the index of the pixel in `blurred` from which its color comes.
     indices = (coordinates[:, None] * SIZE[1] + coordinates).ravel()
     pixels = list(range(SIZE[0] * SIZE[1]))
     for _ in range(passes):

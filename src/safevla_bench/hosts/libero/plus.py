@@ -84,14 +84,14 @@ class Variant:
     @classmethod
     def parse(cls, suite: str, name: str) -> Variant:
         # Returns the variant with the given LIBERO-plus name; `suite` is the suite of the LIBERO task that it changes.
-        # A name has up to three parts: the task's name; the kind of change; and view, arm pose and noise level. The
-        # last part consists of seven numbers, which are None if missing: five of the view, one of each of the others.
+        # A name has the task's name and maybe a kind of change; then numbers of view (five), arm pose and noise level.
+        # Each of the seven numbers is None if the name lacks the number.
         match = _NAME.fullmatch(name)
         assert match  # every name matches, because the pattern's first part matches any text
         base, kind, *numbers = match.groups()
         *view, robot, noise = (int(number or 0) for number in numbers)
         if kind:
-            category = _CATEGORY_OF_KIND.get(kind, "layout")  # all kinds that the table lacks change the layout
+            category = _CATEGORY_OF_KIND.get(kind, "layout")  # a kind that is not listed changes the layout
         elif noise:
             category = "noise"
         else:
@@ -115,7 +115,7 @@ class Variant:
     def init_states(self) -> Floats:
         """Return flat simulator states [count, 1 + nq + nv]; episodes start from the first."""
         # A state holds the time, MuJoCo's qpos [nq] and qvel [nv]. A layout variant has one state, in its own file.
-        # Other variants have the states of the original LIBERO task (`base_task`).
+        # All variants except layout variants have the states of the original LIBERO task (`base_task`).
         if self.category == "layout":
             folder = data_folder() / "init_files/libero_newobj" / SUITES[self.suite]
             return _read_state(folder / f"{self.name}.pruned_init")
@@ -125,8 +125,8 @@ class Variant:
 
     def require_files(self) -> None:
         """Raise `HostError` if the variant has a changed wording or layout and its files cannot be read."""
-        # Variants of other categories use LIBERO's files, or cannot be run. Each call below raises `HostError` if the
-        # file cannot be read, and its result is not used.
+        # Variants of other categories use LIBERO's files, or cannot be run.
+        # Each call below raises `HostError` if the file cannot be read, and its result is not used.
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
         if self.category == "layout":
@@ -157,7 +157,7 @@ class Variant:
         # The variant's `name` begins with `base`, the name of the original task; `category` is the kind of change.
         base, is_reworded = self.base_task, self.category == "language"
         instruction = bddl.read_bddl(self.task_file()).language if is_reworded else base.instruction
-        change = self.name.removeprefix(self.base)[1:]  # the part after the task, such as `add_9`
+        change = self.name.removeprefix(self.base)[1:]  # what follows the task's name, such as `add_9`
         task_id = f"{base.task_id}/{change}"
         benchmark = f"{self.suite}-{self.category}"
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
@@ -197,8 +197,8 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
-        # Turns the camera about an `axis` [3] of the world. If `center_m` [3] is given, the camera also moves around
-        # that point. Changes `pos_m` and `quat_wxyz` of the enclosing function. SciPy's quaternions have w last.
+        # Turns the camera about an `axis` [3] of the world, and moves it around the point `center_m` [3], if given.
+        # Changes `pos_m` and `quat_wxyz` of the enclosing function. SciPy's quaternions have w last.
         nonlocal pos_m, quat_wxyz
         rotation = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
         turned = rotation * Rotation.from_quat(np.roll(quat_wxyz, -1))
@@ -265,7 +265,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
-        # Such a category cannot be run. The error names the first missing file, if one is found.
+        # A category in `REFUSED` cannot be run. The error names the first missing file, if one is found.
         reason = "some of its files are not part of LIBERO"
         for variant in list_variants():
             if (variant.suite, variant.category) in wanted and (missing_file := variant.missing_file()):
@@ -307,7 +307,7 @@ def data_folder() -> Path:
         package = Path(user_folder, "liberoplus")
     elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
         package = Path(next(iter(spec.submodule_search_locations or ()), ""))
-    folder = package / "liberoplus" if package else None  # the package holds a package of the same name
+    folder = package / "liberoplus" if package else None  # a subfolder of the same name has the files
     if folder is None or not os.path.isfile(folder / _LIST):  # isfile is also False if the folder is unreadable
         location = f"in {user_folder}" if user_folder else "here"
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {location}"
@@ -326,7 +326,7 @@ def list_variants() -> tuple[Variant, ...]:
 @cache
 def _parse_list(text: str) -> tuple[Variant, ...]:
     # Returns the variants in the text of the list of tasks, which is a Python file with a dictionary of lists.
-    # In this text, a colon follows each suite's name, and then come the names of the suite's variants.
+    # In the text, a colon follows a suite's name, and then come the names of the suite's variants.
     suite_of_libero_name = {libero_name: name for name, libero_name in SUITES.items()}
     variants, suite = [], ""
     for name, colon in re.findall(r'"(\w+)"(:?)', text):
@@ -346,8 +346,8 @@ def _read_text(path: Path) -> str:
 
 
 def _read_joints(number: int) -> Floats:
-    # Returns the arm's joint positions [7] in rad in the start pose `number`, which is 1 or more. They are read from
-    # the source text of LIBERO-plus's robot. Raises `HostError` if the file or the start pose is missing.
+    # Returns the arm's joint positions [7] in rad in the start pose `number` (1 or more), from LIBERO-plus's source.
+    # Raises `HostError` if the file or the start pose is missing.
     file = data_folder() / "envs/robots/mounted_panda.py"
     text = _read_text(file)
     if _hash_text(text) != _ROBOTS_SHA256:  # records do not contain start poses, so the file must be unchanged
@@ -370,8 +370,8 @@ _PICKLED_STATE = re.compile(
 
 def _read_state(path: Path) -> Floats:
     """Return the state [1, 1 + nq + nv] in a PyTorch file. Parses the pickle's bytes without unpickling."""
-    # The state holds the time, MuJoCo's qpos [nq] and qvel [nv]. Unpickling could run code from the file. Instead, the
-    # whole pickle must match the pattern of a pickled 1-D array, which stores bytes as text: one character per byte.
+    # The state holds the time, MuJoCo's qpos [nq] and qvel [nv]. Unpickling could run code from the file.
+    # So the whole pickle must match the pattern of a pickled 1-D array, which stores one character per byte.
     try:
         file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:
@@ -403,8 +403,8 @@ def _read_domains() -> Mapping[str, str]:
 
 def _scene_files(problem: str) -> list[str]:
     # Returns the path of a problem's scene file or, without a scene file, the paths of its floor and wall textures.
-    # The paths are relative to the folder of assets. Raises `LookupError` if there is no such problem, or if it has no
-    # scene file and lacks the style of its floor or walls. `body` is the source text of the problem's class.
+    # The paths are relative to the folder of assets. `body` is the source text of the problem's class.
+    # Raises `LookupError` for an unknown problem, or one with neither a scene file nor styles of floor and walls.
     body = _read_domains()[problem.lower()]
     if scene := re.search(r'"scene_xml": "([^"]+)"', body):
         return [scene[1]]
@@ -413,7 +413,7 @@ def _scene_files(problem: str) -> list[str]:
     for kind in ("floor", "wall"):
         style_name = re.findall(f'"{kind}_style": "([^"]+)"', body)[0]
         table = styles.partition(f"{kind.upper()}_STYLE")[2].partition("}")[0]  # maps names of styles to files
-        files += re.findall(rf'"{re.escape(style_name)}": "([^"]+)"', table)[:1]  # none if the style has no file
+        files += re.findall(rf'"{re.escape(style_name)}": "([^"]+)"', table)[:1]  # empty if the style has no file
     return [f"textures/{file}" for file in files]
 
 

@@ -138,9 +138,8 @@ def _read_own_tasks(paths: Sequence[Path]) -> tuple[Task, ...]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    # Returns the user's own task in a BDDL file. `index` is the task's place in its list of tasks.
-    # The task's name is the file's path. Raises `HostError` if the folder has the name of an official suite, because
-    # records of this task would look like records of that suite.
+    # Returns the user's own task in a BDDL file; its name is the file's path. `index` is its place in the list.
+    # Raises `HostError` if the folder has the name of an official suite: the task's records would look official.
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
         problem = f"{folder} has the name of the official suite {suite}, but {path.name} is not one of its tasks"
@@ -193,8 +192,8 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     """Return the recorded state, [1 + nq + nv], after writing the recorded poses of fixtures to the model. The model
     must be fresh from a reset. Raises `HostError` if the state does not fit this model.
     """
-    # A state holds the time, qpos [nq] and qvel [nv], but not the poses of fixtures, such as cabinets. A recorded pose
-    # is a position [3] in m and a quaternion [4] wxyz, by the name of the fixture's root body.
+    # A state holds the time, qpos [nq] and qvel [nv], but not the poses of fixtures, such as cabinets.
+    # A recorded pose is a position [3] in m and a quaternion [4] wxyz, by the name of the fixture's root body.
     model = domain.sim.model._model
     assert recorded.state is not None
     state = flat_state(recorded.state, _TIME_SIZE + int(model.nq) + int(model.nv))
@@ -241,9 +240,9 @@ AXES = "xy"
 
 def _drawn_range(sampler: Any, axis: int) -> list[float]:
     # Returns the lowest and highest value [m], in the world frame, that a sampler draws for one axis (0 = x, 1 = y).
-    # A sampler is LIBERO's object that draws the position of one movable object in a rectangle. `margin` keeps the
-    # whole object inside the rectangle, if LIBERO requires this. Ranges are pairs (low, high) relative to
-    # `reference_pos`; only the first range of each axis counts.
+    # A sampler is LIBERO's object that draws the position of one movable object in a rectangle.
+    # `margin` keeps the whole object inside the rectangle, if LIBERO requires this.
+    # Ranges are pairs (low, high) relative to `reference_pos`; only the first range of each axis counts.
     placed_object = sampler.mujoco_objects[0]
     margin = float(placed_object.horizontal_radius) if sampler.ensure_object_boundary_in_range else 0.0
     low, high = (sampler.x_ranges, sampler.y_ranges)[axis][0]
@@ -266,8 +265,8 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
     """Return a copy of a flat state with the coordinates of `placed` [m]. Objects that LIBERO stacks on a placed object
     move with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
-    # `state` is [1 + nq + nv]: time, qpos and qvel. `placed` has pairs of a coordinate, such as `plate_1.x`, and its
-    # value.
+    # `state` is [1 + nq + nv]: time, qpos and qvel.
+    # `placed` has pairs of a coordinate, such as `plate_1.x`, and its value.
     moved = state.copy()
     upper_of_lower = {  # maps the name of a lower object to the name of the object stacked on it
         sample_arguments["reference"]: name.removesuffix("_sampler")
@@ -348,9 +347,9 @@ def versions() -> dict[str, str]:
 
 def require_libero() -> None:
     """Raise `HostError` unless LIBERO is installed here with a compatible robosuite. Imports nothing."""
-    # `_PORTS` are distributions of LIBERO on robosuite 1.5, which is not compatible. If only such a port is installed,
-    # the first check raises an error that names it. `read_versions` raises an error if a package is missing.
-    # `require_robosuite` raises an error for a version that is not compatible, such as 1.5.
+    # `_PORTS` are distributions of LIBERO on robosuite 1.5, which this host does not support.
+    # The first call of `require_robosuite` raises an error that names the port, if only a port is installed.
+    # The second call raises an error for a version that is not compatible. `read_versions` reports missing packages.
     installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
     ports = [name for name in _PORTS if name in installed]
     if ports and DISTRIBUTION not in installed:
@@ -373,8 +372,8 @@ _MAX_PLACEMENTS = 100  # limit on attempts to place a scene's objects; each atte
 
 
 def _retry_placement(attempt: Callable[[], Placed]) -> Placed:
-    # Repeats `attempt`, which places a scene's objects, until robosuite finds a place for every object. Returns the
-    # result of `attempt`. Raises `HostError` after 100 failures.
+    # Repeats `attempt`, which places a scene's objects, until robosuite finds a place for every object.
+    # Returns the result of `attempt`. Raises `HostError` after 100 failures.
     from robosuite.utils.errors import RandomizationError
 
     for _ in range(_MAX_PLACEMENTS):
@@ -409,8 +408,8 @@ def make_control_env(
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        # Called after `_initialize_sim`, which compiles the model. The arguments are its result, the environment and
-        # its other arguments. Later resets restore the model's arrays from these copies instead of compiling again.
+        # Called after `_initialize_sim`, which compiles the model, with the result and the arguments of that call.
+        # Later resets restore the model's arrays from the copies made here instead of compiling again.
         domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # LIBERO changes the arrays later
 
     undo = hook_call(MujocoEnv, "_initialize_sim", after=copy_compiled)
@@ -445,8 +444,8 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
     MuJoCo 3.2.3, this call changes the solver's warm start, which changes record 0 by 1e-14. Published results are from
     policies that use images, so an episode without images must equal an episode with images, bit for bit.
     """
-    # The hook calls `forward` at the start of each `_reset_internal`, in which robosuite would make a renderer. The
-    # reset itself calls `forward` again.
+    # The hook calls `forward` at the start of each `_reset_internal`, in which robosuite would make a renderer.
+    # The reset itself calls `forward` again.
     hook_call(domain, "_reset_internal", lambda: domain.sim.forward())
 
 
@@ -460,8 +459,8 @@ class KeptScene:
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        # `domain` is LIBERO's environment, which has just compiled its model. Its `compiled` maps names of the model's
-        # arrays to copies; this object takes them. From now on, resets of `domain` reuse its model and renderer.
+        # `domain` is LIBERO's environment, which has just compiled its model. `compiled` has copies of its arrays.
+        # This object takes over the copies. From now on, resets of `domain` reuse its model and renderer.
         self._domain = domain
         self._compile = domain._initialize_sim  # robosuite's method, which compiles the model's XML
         self._xml = domain.model.get_xml()
@@ -486,10 +485,10 @@ class KeptScene:
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        # Replaces robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0), which each reset calls to
-        # compile the model and make a simulation. Compiles only if the model's XML differs from that of the last reset.
-        # `xml_string` is the XML to use; None = that of the environment's model. `_model` is None if no model is kept,
-        # and `_compile` is robosuite's method.
+        # Replaces robosuite's `MujocoEnv._initialize_sim` (`environments/base.py` of 1.4.0), which each reset calls.
+        # The replacement compiles the model only if its XML differs from that of the last reset; it makes a simulation.
+        # `xml_string` is the XML to use; None = that of the environment's model. `_compile` is robosuite's method.
+        # `_model` is None if no model is kept.
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:
@@ -519,19 +518,19 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of 
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
-    # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change. `_ASSETS` are the
-    # prefixes of their names, such as that of meshes.
+    # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change.
+    # `_ASSETS` are the prefixes of the names of assets' arrays, such as those of meshes.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
 def _move_renderer(renderer: Any, sim: Any) -> None:
-    # Lets an existing renderer draw `sim`, a new simulation of the same model. A new renderer would upload all meshes
-    # and textures again.
+    # Lets an existing renderer draw `sim`, a new simulation of the same model.
+    # A new renderer would upload all meshes and textures again.
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # robosuite also makes this call for each new renderer; it changes the solver's warm start
+    sim.forward()  # robosuite also calls this for each new renderer; `forward` changes the solver's warm start
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)

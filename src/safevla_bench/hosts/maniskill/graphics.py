@@ -51,8 +51,8 @@ def building(*, renders: bool) -> Iterator[None]:
     import sapien.render
     import sapien.wrapper.urdf_loader
 
-    # The classes are imported by name into several modules, so they must be replaced in each of them. Replacements
-    # affect all threads, so one thread at a time holds `_build_lock`.
+    # The classes are imported by name into several modules, so they must be replaced in each of them.
+    # Replacements affect all threads, so one thread at a time holds `_build_lock`.
     modules = () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader)
     with _build_lock, ExitStack() as patches:
         for module in modules:
@@ -65,8 +65,8 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
     """Set the picture size (height, width) of cameras in the next scenes of ManiSkill's environment. The view stays the
     same: if a camera has an intrinsic matrix, its picture is stretched to the new shape.
     """
-    # `env` is ManiSkill's environment, and `cameras` are the names of its cameras. `changes` maps each name to the
-    # settings that differ from the camera's configuration.
+    # `env` is ManiSkill's environment, and `cameras` are the names of its cameras.
+    # `changes` maps each name to the settings that differ from the camera's configuration.
     height, width = size
     changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
     for name, change in changes.items():
@@ -156,7 +156,7 @@ def vulkan_devices() -> dict[str, str]:
     for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
         with suppress(OSError):
             library = library or ctypes.CDLL(path)
-    # This calls Vulkan's C library directly, because SAPIEN does not report drivers.
+    # The code calls Vulkan's C library directly, because SAPIEN does not report drivers.
     # C structs: VkApplicationInfo requests Vulkan 1.2; VkInstanceCreateInfo has no layers or extensions.
     application_info = (ctypes.c_uint64 * 6)(0, 0, 0, 0, 0, (1 << 22 | 2 << 12) << 32)
     instance_info = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application_info))
@@ -178,8 +178,8 @@ def vulkan_devices() -> dict[str, str]:
 
 def main() -> None:
     """Render a white ball on black, 64 x 64; print the device's name and the extreme pixel values as JSON."""
-    # `safevla doctor` runs this in another process, because broken graphics can crash. If all pixels are equal,
-    # rendering does not work. `name` is the name of the device that renders.
+    # `safevla doctor` runs this in another process, because broken graphics can crash.
+    # If all pixels are equal, rendering does not work. `name` is the name of the device that renders.
     name = render_device()
     import sapien
 

@@ -104,8 +104,8 @@ class ManiskillHost(Host):
     )
 
     def __init__(self, control: str = "", robot: str = "") -> None:
-        # `control` names ManiSkill's control mode, and `robot` names a robot; "" means the default. Raises `HostError`,
-        # with the known names, for an unknown name. `ROBOTS` maps names to the facts of robots.
+        # `control` names ManiSkill's control mode, and `robot` names a robot; "" means the default.
+        # Raises `HostError`, with the known names, for an unknown name. `ROBOTS` maps names to the facts of robots.
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
             # Only the widowx tasks have fixed layouts, so `drawn` has a meaning only for them.
@@ -124,15 +124,15 @@ class ManiskillHost(Host):
         return {name: facts for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}}
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        # Returns the suite's tasks for the host's robot. Raises `HostError` for an unknown suite, or for a suite that
-        # belongs to another robot.
+        # Returns the suite's tasks for the host's robot.
+        # Raises `HostError` for an unknown suite, or for a suite that belongs to another robot.
         robot_of_suite = {facts.suite: facts.robots[0] for facts in TASKS.values()}
         if suite in robot_of_suite and suite not in self.suites():
             problem = f"the suite {suite!r} has no tasks for the robot {self._robots[0]}"
             raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={robot_of_suite[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
-        # The action of one arm that moves nothing and opens the gripper. `prefixes` has one entry for each arm, and an
-        # action has the values of all arms.
+        # The action of one arm that moves nothing and opens the gripper.
+        # `prefixes` has one entry for each arm, and an action has the values of all arms.
         still = still_action(self._control)
         suite_facts = {name: facts for name, facts in self._select_tasks().items() if facts.suite == suite}
         tasks = []
@@ -215,8 +215,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         # The number of a fixed layout; None = the seed draws the initial state.
         layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
         build_scene(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
-        # `parts` describes the links and solid bodies with their shapes. `hand` has the indices of the parts of the
-        # hand and the fingers. `_part_bodies` has SAPIEN's body of each part.
+        # `parts` describes the links and solid bodies with their shapes. `_part_bodies` has SAPIEN's body of each part.
+        # `hand` has the indices of the parts of the hand and the fingers.
         parts, hand, self._part_bodies = read_parts(env, robot, self._facts)
         scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
         # For each arm, the indices of the links that its joints move.
@@ -238,8 +238,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
             return self._label_by_arm(list(torques_of_arms))
 
         recorder.begin(read_contacts(env, scene), torques_nm=read_torques(), **self._read_record_fields())
-        # Each physics step then records contacts and torques. Each episode has a new `env.scene`, without the hook of
-        # the previous episode.
+        # From now on, each physics step records contacts and torques.
+        # Each episode has a new `env.scene`, without the hook of the previous episode.
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques()))
         self._recorder = recorder
         return self._observe()
@@ -256,8 +256,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def step(self, action: Action) -> tuple[Observation, bool]:
         # Applies one action and records it; returns the observation after it and whether ManiSkill reports success.
-        # Raises `HostError` before the first reset, and `InvalidActionError` for an action of a wrong length or with
-        # values that are not finite. The error's text contains `_action_meaning`, which describes an action.
+        # Raises `HostError` before the first reset, and `InvalidActionError` for a wrong length or non-finite values.
+        # The text of `InvalidActionError` contains `_action_meaning`, which describes an action.
         recorder = self._require_recorder()
         checked = policy.check_action(action, len(self.action_low), self._action_meaning).copy()
         self._advance(checked)
@@ -265,8 +265,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe(), self._success
 
     def _advance(self, action: Action) -> None:
-        # Takes one control step, and keeps ManiSkill's observation and the result of ManiSkill's `evaluate`, a mapping
-        # with the key `success` and other conditions of the task.
+        # Takes one control step. Keeps ManiSkill's observation and the result of ManiSkill's `evaluate`.
+        # The result of `evaluate` is a mapping with the key `success` and other conditions of the task.
         self._state_observation, *_, self._evaluation = self._env.step(split_action(self._env, action))
         self._success = bool(self._evaluation["success"])
 
@@ -284,8 +284,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def open_stage(self, episode: Batch) -> ManiskillStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment."""
-        # A reset with the record's seed makes the scene. `arm` has the recorded names of the links that the arms'
-        # joints move, base first. With several arms, a name begins with the arm's prefix.
+        # A reset with the record's seed makes the scene.
+        # `arm` has the recorded names (with several arms: with a prefix) of the links that arm joints move, base first.
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(
@@ -322,8 +322,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**fields, "subgoals": holds or None}
 
     def _label_by_arm(self, values: Sequence[Any]) -> Any:
-        # `values` has one entry per arm. Returns a dict by arm if the arms have names (`_facts.arms`), else the only
-        # arm's value.
+        # `values` has one entry per arm.
+        # Returns a dict by arm if the arms have names (`_facts.arms`), else the only arm's value.
         return dict(zip(self._facts.arms, values, strict=True)) if self._facts.arms else values[0]
 
     def _read_hands(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -332,9 +332,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
     def _observe(self) -> Observation:
-        # Returns the observation of the current state. In `qpos` and `qvel`, the arm's joints come first, then the
-        # fingers. `extra` has the additional values that the policy requests, by name. With privileged state, it also
-        # has `STATE`, ManiSkill's own observation, and `START`, [2]: the scene's seed and number of settling steps.
+        # Returns the observation of the current state. In `qpos` and `qvel`, fingers follow the arm's joints.
+        # `extra` has the additional values that the policy requests, by name. Privileged state adds two values:
+        # `STATE` is ManiSkill's own observation; `START` [2] is the scene's seed and the number of settling steps.
         arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
         joint_values = {
             "joint_pos": np.concatenate([articulation.qpos[:joint_count] for articulation in arms_of_scene]),
@@ -369,8 +369,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action that moves nothing and opens the gripper, in the given control mode."""
-    # The last value is the gripper's, and 1 opens it. `controls` maps a control mode to a pair: a description of the
-    # action and its size.
+    # The last value is the gripper's, and 1 opens it.
+    # `controls` maps a control mode to a pair: a description of the action and its size.
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
@@ -396,18 +396,18 @@ def import_maniskill() -> Mapping[str, Any]:
 
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
     """Return ManiSkill's environment of a task, without a step limit."""
-    # `control` is ManiSkill's control mode. `robot` is ManiSkill's name of the robot; "" = the task's default. If
-    # `renders` is false, the environment cannot make pictures, and needs no rendering device.
+    # `control` is ManiSkill's control mode. `robot` is ManiSkill's name of the robot; "" = the task's default.
+    # If `renders` is false, the environment cannot make pictures, and needs no rendering device.
     facts = task_facts(name)
     if facts.suite == SIMPLER and (missing := missing_downloads()):
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robot_ids = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
+    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # other suites' tasks set the robot
     # In SAPIEN, `gpu` means any Vulkan device, even a CPU.
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
-    # Attributes of the task's class while the environment is made. Only the tasks of SimplerEnv have photographs as
-    # backgrounds (`rgb_overlay_mode`), and they would not accept the mode `state` otherwise.
+    # Attributes of the task's class while the environment is made. Without them, SimplerEnv's tasks refuse `state`.
+    # Only SimplerEnv's tasks have photographs as backgrounds (`rgb_overlay_mode`).
     overrides: dict[str, Any] = {
         "SUPPORTED_OBS_MODES": ["state"],
         "rgb_overlay_mode": "background" if renders else "none",
@@ -542,8 +542,8 @@ def read_arms(env: Any, robot: RobotModel, facts: TaskFacts) -> dict[str, Arm]:
 
 def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the parts (robot links, solid actors), the indices of hand and finger parts, and the body of each part."""
-    # The second result has indices in the list of parts. A part without collision shapes belongs to no recorded body
-    # and has the name "". Its parent is another part, or `WORLD`; `TRACKED` means that its body's pose is recorded.
+    # Hand and finger parts are given by their indices in the list of parts. A part's parent is another part or `WORLD`.
+    # The parent `TRACKED` means that the body's pose is recorded. A link without collision shapes has the name "".
     name_of_id = {link.entity.per_scene_id: name for name, link in name_links(env, facts).items()}
     # `Part.parent` is the index of an earlier part, so each link comes after its parent in the list.
     bodies = sorted(name_links(env, facts).values(), key=lambda link: len(_list_ancestors(link)))
@@ -578,8 +578,8 @@ def _list_ancestors(link: Any) -> list[Any]:
 
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
-    # Returns the components of a link's motion relative to its parent: () if fixed, one component if it moves about or
-    # along an axis of the link's frame, else all six.
+    # Returns the components of a link's motion relative to its parent: () if the link is fixed.
+    # One component if the link moves about or along an axis of its frame, else all six.
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -600,8 +600,8 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     """Yield the contact points that carry force: the two bodies, and the normal force [3] on the second one [N, world
     frame]. SAPIEN gives the impulse on the first body. SAPIEN's points without force are left out.
     """
-    # A body is given by the id of its entity. `scene.substep_s` is the duration of a physics step, so an impulse [N·s]
-    # divided by it is a force.
+    # A body is given by the id of its entity.
+    # `scene.substep_s` is the duration of a physics step, so an impulse [N·s] divided by it is a force.
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
         for point in contact.points:
@@ -611,8 +611,8 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
 
 def read_arm_torques(articulation: Any, links: list[int]) -> NDArray[np.float64]:
     """Return the torques of an arm's drives in the last physics step [N·m], one for each link in `links`."""
-    # `links` has the indices of the links that the arm's joints move. A wrench is a force [3] and a torque [3] in the
-    # joint's frame, whose x axis is the joint's axis.
+    # `links` has the indices of the links that the arm's joints move.
+    # A wrench is a force [3] and a torque [3] in the joint's frame, whose x axis is the joint's axis.
     wrenches: NDArray[np.float32] = articulation.get_link_incoming_joint_forces()
     return wrenches[links, _AXIS_TORQUE].astype(np.float64)
 
@@ -628,8 +628,8 @@ def read_state(env: Any) -> NDArray[np.float64]:
 
 def state_coordinates(env: Any, robot: RobotModel) -> tuple[Coordinate, ...]:
     """Return which entries of the array from `read_state` are positions, and which are rotations."""
-    # An actor's or articulation's entries begin with its position [3] and its quaternion wxyz [4]. The numbers in a
-    # `Coordinate` are the index of its first entry and the number of its entries.
+    # An actor's or articulation's entries begin with its position [3] and its quaternion wxyz [4].
+    # The numbers in a `Coordinate` are the index of its first entry and the number of its entries.
     coordinates, index = list[Coordinate](), 0  # `index` is the first entry of the next actor or articulation
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():

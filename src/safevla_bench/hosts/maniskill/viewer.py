@@ -61,8 +61,8 @@ class ManiskillStage(stage.Stage):
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
         """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
-        # `scene` has ManiSkill's environment (`env`) and SAPIEN's bodies by recorded name (`bodies`). `on_close` frees
-        # the environment. `read_states` checks that each state has the size of this scene's states.
+        # `scene` has ManiSkill's environment (`env`) and SAPIEN's bodies by recorded name (`bodies`).
+        # `on_close` frees the environment. `read_states` checks that each state has the size of this scene's states.
         self._scene, self._on_close = scene, on_close
         self._states = read_states(episode, scene.env.get_state().shape[-1])
         self._name_of_id = {body.entity.per_scene_id: name for name, body in scene.bodies.items()}
@@ -75,8 +75,8 @@ class ManiskillStage(stage.Stage):
         """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
         shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
-        # `_scene.cameras` are the names of ManiSkill's cameras. `size` has no effect here. A ball is the center [3] and
-        # the radius of a sphere around a body. A share is the fraction of a picture that a body covers.
+        # `_scene.cameras` are the names of ManiSkill's cameras. `size` has no effect here.
+        # A ball is a sphere around a body: center [3], radius. A share is the fraction of a picture that a body covers.
         default_camera = stage.Camera(self._scene.cameras[0])
         balls = [ball for ball in (self._bounding_ball(record, name) for name in bodies) if ball is not None]
         if not balls or (self._measure_shares(record, default_camera, bodies) >= WELL_SHOWN).all():
@@ -110,8 +110,8 @@ class ManiskillStage(stage.Stage):
         self._set_record(0)
         meshes: list[stage.TriangleMesh] = []
         shapes = tuple(self._read_shapes(meshes))  # the call also fills `meshes`
-        # `multiply` converts the camera's quaternion from SAPIEN's axes to OpenGL's. Each body is a part, and the
-        # second argument of the result is empty, because each body has shapes.
+        # `multiply` converts the camera's quaternion from SAPIEN's axes to OpenGL's.
+        # Each body is a part, and the second argument of `SceneGeometry` is empty, because each body has shapes.
         camera = stage.Camera(self._scene.cameras[0])
         pos_m, quat_wxyz, fovy_rad = self._camera_pose(camera)
         view = stage.Viewpoint(
@@ -135,8 +135,8 @@ class ManiskillStage(stage.Stage):
         self._on_close()
 
     def _set_record(self, record: int) -> None:
-        # Sets the simulator to the state of a record. ManiSkill takes an array of states [1, S], one for each parallel
-        # environment. `_states` has the recorded states, [records, S].
+        # Sets the simulator to the state of a record. `_states` has the recorded states, [records, S].
+        # ManiSkill takes an array of states [1, S], one for each parallel environment.
         self._scene.env.set_state(self._states[record : record + 1].astype(np.float32))
 
     def _tracked_positions(self) -> dict[str, Floats]:
@@ -177,8 +177,8 @@ class ManiskillStage(stage.Stage):
         return *to_pose(pose), float(fovy_rad)
 
     def _capture(self, pos_m: Floats, quat_wxyz: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
-        # Returns a picture's textures `rgb` and `segmentation`, [1, H, W, channels] each. The pose of the camera is in
-        # SAPIEN's axes, and `size` is (height, width). Reuses cameras of the same size and field of view.
+        # Returns a picture's textures `rgb` and `segmentation`, [1, H, W, channels] each; `size` is (height, width).
+        # The camera's pose is in SAPIEN's axes. Cameras of the same size and field of view are used again.
         render_device()  # raises `HostError` if this machine cannot render
         import sapien
         from mani_skill.sensors.camera import Camera, CameraConfig
@@ -200,8 +200,8 @@ class ManiskillStage(stage.Stage):
         return shares(self.render(record, camera, _SKETCH_SIZE, bodies).seen, len(bodies))
 
     def _bounding_ball(self, record: int, name: str) -> tuple[Floats, float] | None:
-        # Returns center [3] in m (world frame) and radius [m] of a sphere around a body's shapes, except planes, in a
-        # record; None if there are no other shapes. Raises `HostError` for an unknown body.
+        # Returns center [3] and radius, in m, of a sphere around a body's shapes in a record (world frame).
+        # Planes do not count; None if there are no other shapes. Raises `HostError` for an unknown body.
         body = self._scene.bodies[self._require_body(name)]
         self._set_record(record)
         pos_m, quat_wxyz = to_pose(body.entity.pose)
@@ -217,9 +217,9 @@ class ManiskillStage(stage.Stage):
     # Shapes and contacts
 
     def _read_shapes(self, meshes: list[stage.TriangleMesh]) -> Iterator[stage.Shape]:
-        # Yields the bodies' collision shapes, each with the pose in its body's frame, and appends the meshes of these
-        # shapes to `meshes`. `part` is the index of the body, and the color depends on the body's role. The size of a
-        # mesh follows from its vertices, so its shape has the size 0.
+        # Yields the bodies' collision shapes, each with its pose in the body's frame. Appends their meshes to `meshes`.
+        # `part` is the index of the body. The color depends on the body's role.
+        # The shape of a mesh has the size 0, because the vertices determine the mesh's size.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
             for shape in body.collision_shapes:
                 kind, rgba = shape_kind(shape), _RGBA[self._scene.roles[name]]
@@ -240,9 +240,9 @@ class ManiskillStage(stage.Stage):
                 yield stage.Shape(kind, part, size, _to_tuple(pos_m), _to_tuple(quat_wxyz), rgba)
 
     def _find_touches(self) -> Iterator[stage.Touch]:
-        # Yields the contacts with forces of the last physics step: names of two bodies, mean point [3] in m, and
-        # direction [3] of the force on the second body. SAPIEN gives the impulse on the first body. Bodies without a
-        # name are left out. `_name_of_id` maps ids of SAPIEN's entities to recorded names.
+        # Yields the contacts with forces of the last physics step, except contacts of bodies without a name.
+        # A contact has two bodies' names, the mean point [3] in m, and the direction [3] of the force on the second.
+        # SAPIEN gives the impulse on the first body. `_name_of_id` maps ids of SAPIEN's entities to recorded names.
         for contact in self._scene.env.scene.px.get_contacts():
             first, second = (self._name_of_id.get(body.entity.per_scene_id) for body in contact.bodies)
             points = [point for point in contact.points if point.impulse.any()]
@@ -261,8 +261,8 @@ def shape_kind(shape: Any) -> Any:
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return boxes around a body's `K` shapes other than planes, [K, 10], and its `L` planes, [L, 7], as in `Part`."""
-    # A box is center [3] in m, quaternion wxyz [4] and half sizes [3] in m. A plane is a point [3] and a quaternion
-    # [4], whose z axis is the normal. Both are in the body's frame. `body` is a body of SAPIEN.
+    # A box is center [3] in m, quaternion wxyz [4] and half sizes [3] in m, in the frame of the SAPIEN body `body`.
+    # A plane is a point [3] and a quaternion [4] in the same frame; the quaternion's z axis is the normal.
     boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]  # empty arrays, since `concatenate` needs at least one
     for shape in body.collision_shapes:
         pos_m, quat_wxyz = to_pose(shape.local_pose)

@@ -72,8 +72,8 @@ class MetaworldHost(MujocoHost):
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        # Returns a new environment of one task. `wants` lists what the policy wants to observe; `check_wants` raises
-        # `HostError` if the host cannot provide it.
+        # Returns a new environment of one task. `wants` lists what the policy wants to observe.
+        # `check_wants` raises `HostError` if the host cannot provide it.
         check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
@@ -135,8 +135,8 @@ class MetaworldEnv(MujocoEnv):
         return self._observe(vector)
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
-        # Changes the physics, takes record 0, and adds the hooks that record each substep and step. Calling the hooks'
-        # `undo` functions removes them when recording stops. `_action` is the action of the current step.
+        # Changes the physics, takes record 0, and adds the hooks that record each substep and step.
+        # When recording stops, `undo` functions remove the hooks. `_action` is the action of the current step.
         env, self._seed = self._env, seed
         scene = self._change_physics(seed, self._read_scene())  # names and roles of the bodies to record
         mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
@@ -153,9 +153,9 @@ class MetaworldEnv(MujocoEnv):
         self._env.frame_skip = count  # gymnasium's name of the number of substeps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        # Applies one action [4]; returns the observation after it and whether Meta-World reports success. A hook on the
-        # simulation records the step. Raises `HostError` before the first reset, and `InvalidActionError` for an action
-        # of a wrong length or with values that are not finite. The error's text contains `action_meaning`.
+        # Applies one action [4], which a hook records. Returns the next observation and Meta-World's success.
+        # Raises `HostError` before the first reset, and `InvalidActionError` for a wrong length or non-finite values.
+        # The text of `InvalidActionError` contains `action_meaning`.
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -174,8 +174,7 @@ class MetaworldEnv(MujocoEnv):
         return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
-        # Returns the body that the task must move, the first one if there are several; None if it moves only a part of
-        # a fixture or the hand.
+        # Returns the (first) body that the task must move; None if the task moves only a part of a fixture or the hand.
         targets = self._task_entry.targets
         return targets[0] if targets else None
 
@@ -189,8 +188,8 @@ class MetaworldEnv(MujocoEnv):
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
         """Convert Meta-World's observation `vector` [39] to our observation. Resets the setting of `render_next`."""
-        # If `render_next(False)` was called, the images are placeholders, which raise an error when they are read. The
-        # first four numbers of `vector` are the hand's position [m] and the gripper's opening.
+        # If `render_next(False)` was called, the images are placeholders, which raise an error when they are read.
+        # The first four numbers of `vector` are the hand's position [m] and the gripper's opening.
         import mujoco
 
         data = self._env.data
@@ -223,8 +222,8 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _moved_camera(self, camera: str) -> Iterator[str]:
-        # In the block, a camera in `_MOVED_M` has the position [3] in m that is listed there. Yields the camera's name
-        # in Meta-World, which differs from `camera`, our name, only for these cameras.
+        # In the block, a camera in `_MOVED_M` has the position [3] in m that is listed there.
+        # Yields the camera's name in Meta-World, which differs from `camera`, our name, only for these cameras.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(model_camera).xpos  # a view, so assignments change `data`
         original_pos_m = position.copy()
@@ -306,7 +305,7 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.S
     The robot is the arm and the mocap body that moves it. Rigidly connected bodies count as one. Freely moving bodies
     and targets are objects. Other moving bodies are links of furniture; links that the goal moves are not tracked.
     """
-    # A link of furniture is a part with a joint, such as a drawer. `rules.targets` names the task's target bodies, and
+    # A link of furniture is a part with a joint, such as a drawer. `rules.targets` names the task's target bodies.
     # `rules.moves` names a fixture with a part that must move (None = no such fixture).
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}

@@ -77,8 +77,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        # `wants` lists what observations must contain. `still` is the action that moves nothing, so its length is the
-        # number of values in an action.
+        # `wants` lists what observations must contain.
+        # `still` is the action that moves nothing, so its length is the number of values in an action.
         super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True  # whether the next step renders camera images
         self._undo_hooks: list[Undo] = []  # functions that undo the changes made for recording
@@ -92,8 +92,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """Return the names and roles of the bodies in the current model."""
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation] | None:
-        # Returns a function that maps qpos and qvel to the observation that the policy gets in this state; None if the
-        # host has no such function. MuJoCo's `qpos` and `qvel` hold the positions and velocities of all joints.
+        # Returns a function that maps qpos and qvel to the observation that the policy gets in this state.
+        # None if the host has no such function. `qpos` and `qvel` are the positions and velocities of all joints.
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -138,7 +138,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
-        # A resting pair counts after `apart_substeps` substeps without contact. Keep about the same time in seconds.
+        # Contacts of a resting pair are recorded after `apart_substeps` substeps apart. Keep this time about equal.
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
@@ -207,8 +207,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._observe(raw), success
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation]:
-        # Returns a function that sets all joints to `qpos` and `qvel` and returns the observation of this state. The
-        # function changes the state of the simulation.
+        # Returns a function that sets all joints to `qpos` and `qvel` and returns the observation of this state.
+        # The function changes the state of the simulation.
         import mujoco
 
         def observe(qpos: Floats, qvel: Floats) -> Observation:
@@ -242,8 +242,8 @@ class RobosuiteEnv(MujocoEnv):
         return self._env
 
     def _install_gate(self, *, is_seen: bool) -> None:
-        # Installs the switch for camera pictures in robosuite's environment. If `is_seen` is true, the policy gets the
-        # next reset's observation, so the switch is open and the reset renders pictures. Otherwise, it is closed.
+        # Installs the switch for camera pictures in robosuite's environment. An open switch lets robosuite render.
+        # The switch is open if `is_seen` is true, because the policy then gets the next reset's observation.
         self._gate.install(self._robosuite_env())
         self._gate.set_open(is_seen)
         self._renders_next = True
@@ -260,8 +260,8 @@ class RobosuiteEnv(MujocoEnv):
     def _set_substeps(self, count: int) -> None:
         # Sets the number of physics substeps per control step.
         env = self._robosuite_env()
-        # robosuite rounds `control_timestep / model_timestep` down to get the number of substeps per control step. So
-        # the time step [s] is the next smaller float, which makes sure that the quotient is not below `count`.
+        # robosuite rounds `control_timestep / model_timestep` down to get the number of substeps per control step.
+        # The time step [s] is therefore the next smaller float, so that the quotient is not below `count`.
         env.model_timestep = np.nextafter(env.control_timestep / count, 0.0)
 
     def _model_and_data(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -269,8 +269,8 @@ class RobosuiteEnv(MujocoEnv):
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        # Maps each arm to the prefix of its keys in robosuite's observation, such as `robot1_`; {} if there is only one
-        # arm, whose prefix is `robot0_`.
+        # Maps each arm to the prefix of its keys in robosuite's observation, such as `robot1_`.
+        # If there is only one arm, the result is {}, and the prefix is `robot0_`.
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
@@ -288,8 +288,8 @@ class RobosuiteEnv(MujocoEnv):
             self._gate.set_open(step >= seed.wait_steps - 1)  # render in each step that may be the last settling step
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
-        # Changes of physics apply from record 0 on. `scene` has the names and roles of the bodies to record. The
-        # recorder runs after each call of the simulation's method `substep_method`, which ends a physics substep.
+        # Changes of physics apply from record 0 on. `scene` has the names and roles of the bodies to record.
+        # The recorder runs after each call of the simulation's method `substep_method`, which ends a physics substep.
         scene = self._change_physics(seed, self._read_scene())
         simulation, task_id = self._robosuite_env().sim, self.task.task_id
         self._recorder, detach = attach_recorder(
@@ -343,8 +343,8 @@ class RobosuiteEnv(MujocoEnv):
         return read_simulation(self._robosuite_env())
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
-        # Returns the upright images [H, W, 3] of the cameras that the policy wants. If this step did not have to
-        # render, the result is a placeholder, which raises an error when an image is read.
+        # Returns the upright images [H, W, 3] of the cameras that the policy wants.
+        # If this step did not have to render, the result is a placeholder, which raises an error when an image is read.
         if not self._gate.is_open:
             return policy.UnrenderedImages(self._wants.cameras)
         # `is_fresh` is true if the simulator has rendered since the gate was opened.
@@ -356,7 +356,7 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return the observation of the arm whose keys in `raw` begin with `prefix`; [0] fingers if it has no gripper."""
+    """Return the observation of the arm whose keys in `raw` begin with `prefix`; no fingers, [0], without a gripper."""
     # `fingers` holds the positions of the finger joints; the position of the end effector is in the world frame.
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
@@ -374,8 +374,8 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # Only our rollout ends episodes. If this option were False, robosuite would refuse steps after the first 1000,
-        # which include settling steps.
+        # Only our rollout ends episodes.
+        # Without `ignore_done`, robosuite would refuse steps after the first 1000, which include settling steps.
         "ignore_done": True,
     }
 
@@ -395,7 +395,7 @@ def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None
 
 def quieten_log() -> None:
     """Hide the messages in robosuite's log that begin with one of `_HIDDEN_LOG_PREFIXES`."""
-    # These messages are about optional files and packages and about the loading of controllers, not about errors.
+    # The hidden messages are about optional files and packages and the loading of controllers, not about errors.
     logging.getLogger("robosuite_logs").addFilter(
         lambda record: not record.getMessage().startswith(_HIDDEN_LOG_PREFIXES)
     )
@@ -497,7 +497,7 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
     factor. In `solimp`, the first two impedances d become 1 - (1 - d) * factor.
     """
     # Makes contacts softer if `factor` is above 1. `solref` and `solimp` have the parameters of n geoms or pairs.
-    # Both arrays change in place. A row of `solref` [n, 2] is (time constant, damping ratio) or -(stiffness, damping).
+    # Both arrays change in place. Rows of `solref` are (time constant, damping ratio) or -(stiffness, damping).
     is_time_constant = solref[:, :1] > 0
     softened = np.maximum(solref, [min_time_s, -np.inf]) * [factor, 1.0]
     solref[...] = np.where(is_time_constant, softened, solref / [factor**2, factor])
@@ -540,8 +540,8 @@ def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
 
 
 def _update_body_masks(model: mujoco.MjModel) -> None:
-    # Computes the bodies' collision masks from their geoms' masks, after these have changed. MuJoCo skips pairs of
-    # bodies whose masks do not match. A body's mask is the union (bitwise or) of its geoms' masks.
+    # Updates each body's collision masks. A body's mask is the union (bitwise or) of its geoms' masks.
+    # MuJoCo skips pairs of bodies whose masks do not match.
     for mask_name in ("contype", "conaffinity"):
         body_mask = getattr(model, f"body_{mask_name}")  # a view, so assignments change the model
         body_mask[...] = 0

@@ -45,8 +45,8 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     If `by_egl` is False, CUDA_VISIBLE_DEVICES stays set. An import error becomes a `HostError` with a remedy: `install`
     if a package or name is missing, `GRAPHICS_REMEDY` if MuJoCo or OpenGL failed, otherwise a reinstallation.
     """
-    # `simulator` is the simulator's name in error messages, and `install` is the command that installs it. The patch at
-    # the end chooses the EGL device again whenever robosuite makes a display after the import.
+    # `simulator` is the simulator's name in error messages, and `install` is the command that installs it.
+    # The patch at the end chooses the EGL device again whenever robosuite makes a display after the import.
     _use_writable_caches()
     try:
         with egl_device() if by_egl else nullcontext(), _without_log_file():
@@ -89,8 +89,8 @@ def _traceback_modules(error: BaseException) -> list[str]:
 
 
 def _patch_robosuite_display() -> None:
-    # If robosuite's EGL module is imported, patches its function that creates an EGL display. From then on,
-    # `egl_device` sets the environment variables that choose the device of each new display.
+    # If robosuite's EGL module is imported, patches its function that creates an EGL display.
+    # Then `egl_device` sets the environment variables that choose the device of each new display.
     module = sys.modules.get(_ROBOSUITE)
     create_display = getattr(module, _MAKE_DISPLAY, None)
     if create_display is None or hasattr(create_display, "__wrapped__"):
@@ -122,8 +122,8 @@ def egl_device() -> Iterator[None]:
     """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. Afterwards,
     MUJOCO_EGL_DEVICE_ID and CUDA_VISIBLE_DEVICES get their old values. Logs one warning if the choice is a guess.
     """
-    # `DEVICE` is the name of MUJOCO_EGL_DEVICE_ID, `VISIBLE` that of CUDA_VISIBLE_DEVICES. `WORKER` is the name of the
-    # variable with this worker's index.
+    # `DEVICE` is the name of MUJOCO_EGL_DEVICE_ID, `VISIBLE` that of CUDA_VISIBLE_DEVICES.
+    # `WORKER` is the name of the variable with this worker's index.
     saved = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if saved[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
         worker_text = os.environ.get(WORKER, "0")
@@ -225,8 +225,8 @@ def _use_writable_caches() -> None:
 
 
 def _can_write(folder: Path) -> bool:
-    # Returns whether files can be written to the folder, which is created if necessary. Writes a test file, because
-    # `os.access` ignores a full disk and a file system that refuses root.
+    # Returns whether files can be written to the folder, which is created if necessary.
+    # Writes a test file, because `os.access` ignores a full disk and a file system that refuses root.
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -35,8 +35,8 @@ class ScenePrivileged:
         sites: Mapping[str, Floats],
     ) -> None:
         """Measure sizes in the pose of `data`. `sites` maps a goal site's name to an array view [3] of its position."""
-        # `scene` has the recorded name of each MuJoCo body, and roles by name. `goal` has predicates, such as ("on",
-        # "cube", "plate").
+        # `scene` has the recorded name of each MuJoCo body, and roles by name.
+        # `goal` has predicates, such as ("on", "cube", "plate").
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         bodies_of_name: dict[str, tuple[int, ...]] = {}
@@ -56,9 +56,9 @@ class ScenePrivileged:
 
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
-        # `_root_body` maps each body's name to its MuJoCo id. `_boxes` maps it to half extents and center [3] of a box,
-        # and `_pieces` to a box for each geom, all measured once. `_sites` has views of MuJoCo's positions, [3] each.
-        # `_hand` has the ids of the bodies of hand and fingers.
+        # By body name: `_root_body` has the MuJoCo id; `_boxes` has half extents and center [3] of a box.
+        # `_pieces` has a box for each geom. Boxes were measured once. `_hand` has the ids of hand and finger bodies.
+        # `_sites` has the positions of goal sites, [3] each, as views of MuJoCo's data.
         data = self._data
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root_body.items()},
@@ -133,8 +133,8 @@ def read_only(array: NDArray[np.float64]) -> Floats:
 def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, rotation: Floats
 ) -> tuple[Floats, Floats]:
-    # Returns one geom's minimum and maximum coordinates [m], [3] each, in the frame with the origin `origin` [3] and
-    # the axes in the columns of `rotation` [3, 3]; both are given in the world frame.
+    # Returns one geom's minimum and maximum coordinates [m], [3] each, in a frame.
+    # `origin` [3] is the frame's origin; the columns of `rotation` [3, 3] are its axes (both in world coordinates).
     axes = rotation.T @ data.geom_xmat[geom].reshape(3, 3)  # columns: the geom's axes in that frame
     center = rotation.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
@@ -145,8 +145,8 @@ def _geom_span(
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
-    # Returns half the extent [m] of a primitive along each axis of a frame, [3]. The columns of `axes` [3, 3] are the
-    # geom's axes in that frame. `kind` and `size` [3] are MuJoCo's type and size of the geom.
+    # Returns half the extent [m] of a primitive along each axis of a frame, [3].
+    # The columns of `axes` [3, 3] are the geom's axes in that frame. `kind` and `size` [3] are MuJoCo's.
     if kind == _SPHERE:
         return np.full(3, size[0])
     if kind == _BOX:
@@ -162,8 +162,8 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
 
 
 def _geom_box(model: mujoco.MjModel, geom: int) -> tuple[Floats, Floats]:
-    # Returns center [3] and half extents [3], in m, of a box around the geom, in the geom's frame. A primitive shape is
-    # centered at the frame's origin; a mesh need not be.
+    # Returns center [3] and half extents [3], in m, of a box around the geom, in the geom's frame.
+    # A primitive shape is centered at the frame's origin; a mesh need not be.
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     if kind == _MESH:
         points = _mesh_vertices(model, geom)

@@ -49,8 +49,8 @@ class Renderer:
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
         """Set the model's picture size and shadows, and make a context; raise `HostError` if rendering fails."""
-        # `size` is the maximum (height, width) of pictures. `appearance` says which groups of geoms are drawn, whether
-        # sites are drawn, and which cameras are mounted upside down (`turned`).
+        # `size` is the maximum (height, width) of pictures. `appearance` says which groups of geoms are drawn.
+        # `appearance` also says whether sites are drawn, and which cameras are mounted upside down (`turned`).
         import mujoco
 
         self.size = size
@@ -113,7 +113,7 @@ class Renderer:
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
         pixels = self.image(size).astype(np.int64)
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
-        # In this mode, a pixel's color is the id of the drawn geom, as three bytes; red is the lowest byte.
+        # In this rendering mode, a pixel's color is the id of the drawn geom, as three bytes; red is the lowest byte.
         drawn_ids = pixels @ np.array([1, 256, 65536])  # 0 = background, else the index of the drawn geom plus 1
         body_of_id = np.full(self._scene.ngeom + 1, _NO_BODY)
         for geom in self._scene.geoms[: self._scene.ngeom]:
@@ -158,8 +158,8 @@ class CameraGate:
 
     def install(self, env: Any) -> None:
         """Wrap the camera sensors that robosuite 1.4 or 1.5 makes after the next reset. A second call does nothing."""
-        # A sensor is a function that renders one camera's picture. The gate decides whether it is called. `env` is
-        # robosuite's environment.
+        # A sensor is a function that renders one camera's picture. The gate decides whether it is called.
+        # `env` is robosuite's environment.
         create_sensors = env._create_camera_sensors
         if getattr(create_sensors, "gate", None) is self:
             return  # installed already
@@ -200,8 +200,8 @@ def main() -> None:
     """Render a white ball on black, 64 x 64. Print the renderer's name and the extreme pixel values as JSON."""
     import mujoco
 
-    # `safevla doctor` runs this in another process, because broken graphics can crash. If all pixels are equal,
-    # rendering does not work.
+    # `safevla doctor` runs this in another process, because broken graphics can crash.
+    # If all pixels are equal, rendering does not work.
     gl = importlib.import_module("OpenGL.GL")  # OpenGL has no type stubs
     model = mujoco.MjModel.from_xml_string(_PROBE_SCENE)
     data = mujoco.MjData(model)

@@ -88,7 +88,7 @@ class MujocoStage(stage.Stage):
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         balls = []  # (center, radius) of a sphere around each body
-        # Here, invisible geoms count, too. Attached bodies or an ancestor replace a body without geoms.
+        # Invisible geoms count, too. A body without geoms is replaced by attached bodies or by an ancestor.
         all_geoms = np.ones(self._model.ngeom, dtype=np.bool_)
         for name in bodies:
             geoms = np.flatnonzero(np.isin(self._model.geom_bodyid, self._shown_body_ids(name, all_geoms)))
@@ -124,8 +124,8 @@ class MujocoStage(stage.Stage):
         """Return the model's visible shapes, and its default camera at record 0. `stand_ins` maps the name of each body
         without visible geoms to the ids of the bodies that are shown instead.
         """
-        # If a body has no visible geom, the ids to show belong to bodies with other names. `_scene.body_name` has the
-        # recorded name of each MuJoCo body.
+        # If a body has no visible geom, the ids to show belong to bodies with other names.
+        # `_scene.body_name` has the recorded name of each MuJoCo body.
         self._set_record(0)
         ids_by_name = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: ids for name, ids in ids_by_name.items() if self._scene.body_name[ids[0]] != name}
@@ -159,8 +159,8 @@ class MujocoStage(stage.Stage):
                 self._set_state(0, -self._model.opt.timestep)
 
     def _set_state(self, record: int, offset_s: float) -> None:
-        # Sets a record's state, then moves all positions by `offset_s` times their velocities. A negative offset gives
-        # earlier positions.
+        # Sets a record's state, then moves all positions by `offset_s` times their velocities.
+        # A negative offset gives earlier positions.
         import mujoco
 
         model, data = self._model, self._data
@@ -186,8 +186,8 @@ class MujocoStage(stage.Stage):
         return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
-        # Returns a renderer for pictures of at least `size` (height, width). If the current renderer is too small, a
-        # larger one replaces it.
+        # Returns a renderer for pictures of at least `size` (height, width).
+        # If the current renderer is too small, a larger one replaces it.
         height, width = self._renderer.size if self._renderer else _SKETCH_SIZE
         if self._renderer is None or height < size[0] or width < size[1]:
             if self._renderer is not None:
@@ -203,8 +203,8 @@ class MujocoStage(stage.Stage):
         return shares(self._locate_bodies(renderer, bodies, _SKETCH_SIZE), len(bodies))
 
     def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        # Returns an array [H, W] for the renderer's current view: a pixel is i + 1 if it shows `bodies[i]`, or 0 if it
-        # shows none of them. `size` is (height, width).
+        # Returns an array [H, W] for the renderer's current view; `size` is (height, width).
+        # A pixel is i + 1 if it shows `bodies[i]`, or 0 if it shows none of them.
         number_of_body = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry (index -1) means no body
         for number, name in enumerate(bodies, start=1):
             number_of_body[self._visible_body_ids(name)] = number
@@ -220,8 +220,8 @@ class MujocoStage(stage.Stage):
         return bodies
 
     def _visible_body_ids(self, name: str) -> list[int]:
-        # Returns the ids of the bodies that pictures show for a recorded body. If the body has no visible geoms, these
-        # are bodies attached to it or an ancestor. `groups` are the groups of geoms that pictures show.
+        # Returns the ids of the bodies that pictures show for a recorded body. `groups` are visible geom groups.
+        # A body without visible geoms is replaced by bodies attached to it, or by an ancestor.
         return self._shown_body_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_body_ids(self, name: str, is_counted: Bools) -> list[int]:
@@ -267,8 +267,8 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
         remedy = "The seed and the index determine poses that `sim_state` lacks, such as the poses of fixtures. "
         remedy += "In your own loop, call env.seed(N) before each reset, as `safevla eval` does."
         raise HostError(f"the record's header lacks {' and '.join(lacking)}", remedy=remedy)
-    # `resets` is the number of earlier resets since the environment's only seeding (None = unknown). `drawn` says
-    # whether the start was drawn at random. `placed` has coordinates of objects that a search chose.
+    # `resets` is the number of earlier resets since the environment's only seeding (None = unknown).
+    # `drawn` says whether the start was drawn at random. `placed` has coordinates of objects that a search chose.
     (resets,) = earlier_resets(episode)
     (drawn,) = mark_flags(episode, DRAWN)
     index, placed = chosen_start(episode)  # the index is None for a start that uses no initial state
@@ -278,8 +278,8 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
-    # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures. A
-    # state lacks the poses of fixtures, such as a cabinet, because they do not move.
+    # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures.
+    # A state lacks the poses of fixtures, such as a cabinet, because they do not move.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
@@ -315,8 +315,8 @@ def extract_geometry(
     """Return a model's visible shapes, with the model's bodies as parts, and the viewpoint of the camera in `data`."""
     import mujoco
 
-    # `camera` is a camera's name, and `appearance` says which geoms and sites are visible. The second part of the
-    # result, `stand_ins`, is empty here; the caller fills it.
+    # `camera` is a camera's name, and `appearance` says which geoms and sites are visible.
+    # The second part of the result, `stand_ins`, is empty here; the caller fills it.
     meshes: dict[tuple[int, int], stage.TriangleMesh] = {}  # the keys are ids of a mesh and its texture
     shapes = tuple(_visible_shapes(model, appearance, meshes))
     camera_id, quat = model.camera(camera).id, np.empty(4)
@@ -365,8 +365,8 @@ def _visible_shapes(
 
 
 def _read_color_and_texture(model: mujoco.MjModel, material_id: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
-    # Returns the color of a geom or site, [4] from 0 to 1, and the id of its material's texture, -1 = none. `rgba` is
-    # the element's own color, and `material_id` is -1 if it has no material.
+    # Returns the color of a geom or site, [4] from 0 to 1, and the id of its material's texture, -1 = none.
+    # `rgba` is the element's own color, and `material_id` is -1 if it has no material.
     import mujoco
 
     own_rgba = rgba.astype(np.float64)
@@ -409,9 +409,9 @@ def _mean_vertex_colors(
     texcoord_ids: NDArray[np.int64],
     vertex_count: int,
 ) -> NDArray[np.uint8]:
-    # Samples the texture at each triangle's corners. Returns the mean of each vertex's samples, as colors [V, 3] for V
-    # vertices. `triangles` [F, 3] has the vertices of each triangle, and `texcoord_ids` [F, 3] has the index of the
-    # texture coordinates at each corner.
+    # Samples the texture at each triangle's corners. Returns colors [V, 3]: the mean of the samples at each vertex.
+    # `triangles` [F, 3] has the vertices of each triangle.
+    # `texcoord_ids` [F, 3] has the index of the texture coordinates at each corner.
     image = _texture_image(model, texture_id)
     height, width = image.shape[:2]
     u, v = (model.mesh_texcoord[texcoord_ids.ravel()].astype(np.float64) % 1.0).T  # textures repeat outside [0, 1]
@@ -456,8 +456,8 @@ def _to_tuple(values: NDArray[np.floating]) -> Any:
 
 
 def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.intp]) -> tuple[Floats, float]:
-    # Returns center [3] in m (world frame) and radius [m] of a sphere around the geoms with the ids `geoms`. MuJoCo's
-    # `geom_rbound` is a geom's bounding radius. It is 0 for a plane, whose radius is infinite here.
+    # Returns center [3] in m (world frame) and radius [m] of a sphere around the geoms with the ids `geoms`.
+    # MuJoCo's `geom_rbound` is a geom's bounding radius. It is 0 for a plane, whose radius is infinite here.
     radii = np.where(model.geom_rbound[geoms] > 0, model.geom_rbound[geoms], np.inf)
     centers = data.geom_xpos[geoms]
     middle = (centers.min(axis=0) + centers.max(axis=0)) / 2
@@ -466,8 +466,8 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
     """Yield free cameras around a point. The first one has the azimuth `azimuth_deg` and looks down by 30 degrees."""
-    # The cameras look at `lookat_m` [3] (world frame) from different directions. `radius_m` is the radius of what they
-    # show; the distance is a multiple of it, within limits. A camera with a negative tilt looks down.
+    # The cameras look at `lookat_m` [3] (world frame) from different directions. A negative tilt looks down.
+    # The distance is a multiple, within limits, of the radius `radius_m` of the shown bodies.
     x, y, z = (float(coordinate) for coordinate in lookat_m)
     distance_m = float(np.clip(_DISTANCE_RADII * radius_m, *_DISTANCE_LIMITS_M))
     for tilt_deg in _TILTS_DEG:

@@ -87,9 +87,9 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Map each package whose version differs to a pair: the protocol's version and the installed version. An
         unknown version does not count as different.
         """
-        # `host` is a simulator's name, and `installed` maps distributions to versions. `simulator` maps hosts to the
-        # expected versions by package. `<1.2` means any version below 1.2, and `UNKNOWN_SOURCE` is the text for an
-        # unknown version. Some packages are installed by a distribution with another name, but the same code.
+        # `installed` maps distributions to versions. `simulator` maps hosts to expected versions by package.
+        # `<1.2` means any version below 1.2, and `UNKNOWN_SOURCE` is the text for an unknown version.
+        # Some packages are installed by a distribution with another name, but the same code (`REPACKAGED`).
         differing = {}
         for package, expected in self.simulator.get(host, {}).items():
             distribution = package if package in installed else REPACKAGED.get(package, package)
@@ -166,8 +166,8 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 
 def _read_values(name: str) -> dict[str, Any]:
-    # Returns a protocol's values, including those of its base. `base` is the name of another protocol, whose values
-    # count for everything that this protocol's file does not give; None if the file has no base.
+    # Returns a protocol's values. `base` is the name of another protocol, or None if the file has no base.
+    # The base's values count for everything that this protocol's file does not give.
     values = read_shipped(__package__, f"{name}.toml", dict[str, Any])
     base = values.pop("base", None)
     return _merge_values(_read_values(base), values) if base else values
@@ -182,8 +182,8 @@ def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, An
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
     """Return the fields of a protocol in run.json that differ from the shipped protocol of the same name, if any."""
-    # `recorded` holds the protocol's values by field, as a run has used them. The result is sorted, and empty if the
-    # package has no protocol with this name.
+    # `recorded` maps fields to the values that a run used. The fields are sorted.
+    # Without a shipped protocol of this name, the list of fields is empty.
     name = recorded.get("name")
     if name not in protocol_names():
         return []
@@ -197,9 +197,9 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
     """Return one row for each field except the name. The rows are sorted by the order of `FIELDS`, then by field name.
     A row holds the field's value in each protocol; None if a protocol lacks the field.
     """
-    # A field of a nested table has a dotted name, such as `horizons.libero-goal`. `FIELDS` maps fields to descriptions,
-    # in the order in which they are shown. A nested field without its own entry there has the entry of its table, such
-    # as `horizons`. A protocol's `sources` map fields to sources in the same way.
+    # A field of a nested table has a dotted name: `horizons.libero-goal` is in the table `horizons`.
+    # `FIELDS` maps fields to descriptions, in the order of display. A field without an entry has its table's entry.
+    # A protocol's `sources` map fields to sources in the same way.
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]  # one per protocol
     field_order = list(FIELDS)
     fields = sorted(set().union(*columns), key=lambda field: (field_order.index(_nearest_key(FIELDS, field)), field))
@@ -219,8 +219,8 @@ def describe_field(field: str) -> str:
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
-    # Yields (dotted name, value) of each field except the protocol's name. `name` is the dotted name of `value`; "" for
-    # the whole protocol. Replaces a missing `inference` by `RELEASE`: the policy's release then defines it.
+    # Yields (dotted name, value) of each field except the protocol's name. `name` is the dotted name of `value`.
+    # At the top, `name` is "". A missing `inference` becomes `RELEASE`: the policy's release then defines it.
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from _flatten_field(f"{name}.{key}" if name else key, inner_value)

@@ -70,8 +70,8 @@ class RobocasaHost(environment.MujocoHost):
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS)
 
     def __init__(self, split: str = SPLITS[0], horizons: str = HORIZONS[0]) -> None:
-        # `split` names a set of kitchens, and `horizons` names the release that defines the limits of steps. Each check
-        # raises `HostError` for an unknown name.
+        # `split` names a set of kitchens, and `horizons` names the release that defines the limits of steps.
+        # Each check raises `HostError` for an unknown name.
         require_known("RoboCasa", "split", split, SPLITS)
         require_known("RoboCasa", "horizons", horizons, HORIZONS)
         self._split, self._horizons = split, horizons
@@ -159,8 +159,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         # `start` has the layout and the style of the kitchen, and the seed of its random generator.
         start = pick_scene(self._split, seed, kitchen_class.EXCLUDE_LAYOUTS, kitchen_class.EXCLUDE_STYLES)
         make = partial(make_kitchen, self.task, start, self._wants)
-        # With settling steps, the policy never gets the observation of the reset, so the reset need not render
-        # pictures.
+        # With settling steps, the policy never gets the reset's observation, so the reset need not render pictures.
         kitchen, self._start = self._replace_env(make, is_seen=not seed.wait_steps), start
         raw = kitchen.reset()
         self._episode_meta = robocasa.episode_meta(kitchen)
@@ -172,8 +171,8 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return raw, bool(reward)  # the reward is 1 if the task is solved, else 0
 
     def _read_scene(self) -> Scene:
-        # Returns the names and roles of the kitchen's bodies. The goal determines the target object and the fixture
-        # that must move.
+        # Returns the names and roles of the kitchen's bodies.
+        # The goal determines the target object and the fixture that must move.
         return robocasa.read_scene(self._robosuite_env(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
@@ -188,16 +187,16 @@ class RobocasaEnv(environment.RobosuiteEnv):
         return goal_target(self._goal)
 
     def _extra_fields(self) -> dict[str, object]:
-        # Returns the host's entries for the record. The header field `robocasa` has the values from which the same
-        # kitchen can be built again. A mark is added if the assets are placeholders, not the official ones.
+        # Returns host-specific fields for the record. The field `robocasa` has the values that define the kitchen.
+        # A mark is added if the assets are placeholders, not the official ones.
         assert self._start is not None  # the split, layout, style and seed of the kitchen, which a reset has set
         fields = {**self._start._asdict(), "horizons": self._horizons, "ep_meta": self._episode_meta}
         extra: dict[str, object] = {"header": {"robocasa": fields}}
         return add_header_mark(extra, robocasa.STANDIN_MARK) if self._versions[ASSETS_ENTRY] != OFFICIAL else extra
 
     def _instruction(self) -> str:
-        # Returns the episode's instruction. It names the objects that the reset has drawn, unlike the task's
-        # instruction, which is used if the kitchen has none.
+        # Returns the episode's instruction, with the names of the drawn objects.
+        # If the kitchen has no instruction, returns the task's instruction, which does not name the objects.
         return self._episode_meta["lang"] or self.task.instruction
 
     def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -219,7 +218,7 @@ class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @cache
 def read_table() -> TaskTable:
     """Return the table in `robocasa.toml`."""
-    # It has the tasks of each suite, the number of episodes per task, and each task's limit of steps. Cached.
+    # The table has each suite's tasks, the number of episodes per task, and each task's limit of steps. Cached.
     return read_shipped(__package__, "robocasa.toml", TaskTable)
 
 
@@ -234,8 +233,8 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
     """Return the kitchen of the episode with the index of `seed` (>= 0). Layouts and styles that the task excludes are
     skipped. After the last allowed scene of the split, counting continues with the first allowed scene.
     """
-    # A scene is a pair of numbers: the layout and the style of the kitchen. The result also has the split, and the seed
-    # of the generator that draws objects and positions: 1000 times the environment's seed, plus the index.
+    # A scene is a pair of numbers: the layout and the style of the kitchen. The generator draws objects and positions.
+    # The generator's seed is 1000 times the environment's seed, plus the index.
     index = seed.init_state_index
     scenes = _list_scenes(split)
     allowed = [(layout, style) for layout, style in scenes if layout not in no_layouts and style not in no_styles]
@@ -245,9 +244,9 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
 
 @cache
 def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
-    # Returns the (layout, style) pairs of a split, in the order of episodes. The split `target` has ten pairs of equal
-    # numbers. The other split uses every pair of fifty layouts and styles, in rounds of one pair per layout: each round
-    # gives each layout the next style.
+    # Returns the (layout, style) pairs of a split, in the order of episodes.
+    # The split `target` has ten pairs of equal numbers. The other split has every pair of fifty layouts and styles.
+    # Every round has one pair per layout, and gives each layout the next style.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
     count = len(_PRETRAIN_SCENES)  # number of layouts, of styles, and of rounds
@@ -353,8 +352,8 @@ def task_class(task: Task) -> type[KitchenEnv]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
-    # Imports RoboCasa with the assets in the folder `root`, once per process. Raises `HostError` if the import fails,
-    # or if RoboCasa was imported with other assets.
+    # Imports RoboCasa with the assets in the folder `root`, once per process.
+    # Raises `HostError` if the import fails, or if RoboCasa was imported with other assets.
     environment.quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
@@ -373,9 +372,9 @@ def _import_robocasa(root: Path) -> None:
 
 
 def _load_package(root: Path) -> None:
-    # Imports RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import. So the path
-    # is set in the subpackage `robocasa.models` before the code of the package `robocasa` runs. After an error, the
-    # incomplete modules are removed, so that another attempt starts from the beginning.
+    # Imports RoboCasa with the assets in `root`, a path that RoboCasa reads only once, during the import.
+    # The path is therefore set in the subpackage `robocasa.models` before the code of the package `robocasa` runs.
+    # After an error, the incomplete modules are removed, so that another attempt starts from the beginning.
     spec: Any = importlib.util.find_spec("robocasa")
     package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
     try:

@@ -63,8 +63,8 @@ class RobosuiteHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        # Returns a new environment of one task. `wants` lists what the policy wants to observe; `check_wants` raises
-        # `HostError` if the host cannot provide it. `arms` is empty if there is only one arm.
+        # Returns a new environment of one task. `wants` lists what the policy wants to observe.
+        # `check_wants` raises `HostError` if the host cannot provide it. `arms` is empty if there is only one arm.
         check_wants(wants, self.supports, "the host robosuite")
         if wants.privileged and task.arms:
             problem = f"{task.name} has several arms, but privileged state needs a single arm"
@@ -83,7 +83,7 @@ class RobosuiteHost(environment.MujocoHost):
     def versions(self) -> dict[str, str]:
         """Return the versions of all packages that affect trajectories; raise `HostError` without robosuite 1.5."""
         # Either one of `_DISTRIBUTIONS` provides robosuite.
-        versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # has only installed packages
+        versions = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))  # lists only installed packages
         installed = [versions[name] for name in _DISTRIBUTIONS if name in versions]
         if not installed:
             raise HostError("robosuite is not installed", remedy=_INSTALL)
@@ -119,13 +119,12 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         """
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
-        # With settling steps, the policy never gets the observation of the reset, so the reset need not render
-        # pictures.
+        # With settling steps, the policy never gets the reset's observation, so the reset need not render pictures.
         env = self._replace_env(make, is_seen=not seed.wait_steps)
         # Hashes of the task's class and of robosuite's code, for the record.
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
-        # A reset first loads the model, which makes the samplers. Then the reset draws from the samplers. `seed.placed`
-        # has coordinates of objects, which replace the drawn ones.
+        # A reset first loads the model, which makes the samplers. Then the reset draws from the samplers.
+        # `seed.placed` has coordinates of objects, which replace the drawn ones.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -145,8 +144,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
-        # A sampler draws the places of objects, `mujoco_objects`, from a range of x and a range of y. `_goal` has the
-        # predicates of the task's goal, such as ("open", "Door").
+        # A sampler draws the places of objects, `mujoco_objects`, from a range of x and a range of y.
+        # `_goal` has the predicates of the task's goal, such as ("open", "Door").
         sampler = _require_sampler(self._robosuite_env())
         # A composite sampler has a dict of samplers.
         object_samplers = getattr(sampler, "samplers", {"": sampler}).values()
@@ -160,8 +159,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         ]
         ranges = []  # one array for each object: the rows are x and y, the columns are lowest and highest value
         for object_sampler, obj in placements:
-            # Ranges are relative to a reference position. If objects must lie in the range as a whole, it shrinks by
-            # the object's radius on each side.
+            # Ranges are relative to a reference position.
+            # If objects must lie in the range as a whole, the range shrinks by the object's radius on each side.
             margin_m = obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0
             center_m = np.reshape(object_sampler.reference_pos[:2], (2, 1))
             xy_range = np.array([object_sampler.x_range, object_sampler.y_range])
@@ -191,7 +190,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         objects = getattr(env, "objects", getattr(env, "nuts", ()))
         if not len(flags) or len(self._goal) == 1:  # if there is only one predicate, it is the goal
             return {}
-        # A predicate is a verb, the object that it is about (index 1), and maybe other names.
+        # A predicate has a verb, the name of an object (index 1), and maybe other names.
         is_done = {str(obj.name): bool(flag) for obj, flag in zip(objects, flags, strict=True)}
         return {" ".join(predicate): is_done[predicate[1]] for predicate in self._goal if predicate[1] in is_done}
 
@@ -204,8 +203,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        # Returns a reader of the scene's true poses and sizes, for policies that want them. The goal may name bodies
-        # that are not objects, such as a peg. These bodies become sites at their positions.
+        # Returns a reader of the scene's true poses and sizes, for policies that want them.
+        # The goal may name bodies that are not objects, such as a peg. These bodies become sites at their positions.
         env, (model, data) = self._robosuite_env(), self._model_and_data()
         object_names = {obj.name for obj in env.model.mujoco_objects}
         # A predicate holds a verb, the object that it moves, and maybe other names.
@@ -267,8 +266,8 @@ def find_team(name: str) -> Team:
 
 def goal_targets(goal: Goal) -> tuple[str, ...]:
     """Return the objects that a goal lifts or places, in the goal's order."""
-    # A goal's predicates are a verb, a name and maybe further names, such as ("on", "cubeA", "cubeB"). With `open`, the
-    # name is a fixture, not an object.
+    # A goal's predicates are a verb, a name and maybe further names, such as ("on", "cubeA", "cubeB").
+    # With `open`, the name is a fixture, not an object.
     return tuple(name for verb, name, *_ in goal if verb != _OPEN)
 
 
@@ -351,7 +350,7 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     }
     names_in_hand = {str(obj.name) for obj in peg_and_hole}
     free_bodies = {name: body for name, body in root_bodies.items() if model.body_jntnum[body] or name in names_in_hand}
-    # In a task of one object, robosuite names it in `obj_to_use`.
+    # In a task of one object, robosuite names the object in `obj_to_use`.
     only_object = getattr(env, "obj_to_use", None)
     objects = {name: body for name, body in free_bodies.items() if only_object is None or only_object == name}
     names = recorder.name_bodies(model, free_bodies)  # the recorded name of each MuJoCo body, [nbody]
@@ -383,9 +382,8 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
     # Returns the arm with this prefix of its observation keys: `robot1_`, or `robot0_left_` if a robot has two arms.
-    # `names` has the recorded name of each MuJoCo body, and `robot_bodies` the ids of all robots' bodies. The result
-    # has the arm's bodies, the geoms of its two fingers, the site of its end effector and its joints' indices in
-    # `qvel`.
+    # `names` has the recorded name of each MuJoCo body, and `robot_bodies` the ids of all robots' bodies.
+    # `eef_site` is the site of the arm's end effector, and `arm_dofs` are its joints' indices in `qvel`.
     robot_name, _, side = prefix.rstrip("_").partition("_")
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
