@@ -130,7 +130,7 @@ class CollectedError(SafevlaError):
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return an error's text; of an `OSError`, only the system's reason, without its number and file."""
+    """Return an error's text; for an `OSError`, only the system's reason, without its number and file."""
     # An error without a text gets the name of its class.
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 

@@ -90,7 +90,7 @@ def read_shipped(package: str, name: str, kind: type[T]) -> T:
 
 def fill_template(package: str, name: str, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
     """Fill a template from one of our packages with `values`. Values are only escaped by filters in the template."""
-    # `filters` maps names to functions that the template can apply to values. A value that is missing is an error.
+    # `filters` maps names to functions that the template can apply to values. A missing value raises an error.
     from jinja2 import Environment, StrictUndefined
 
     engine = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
@@ -189,8 +189,8 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    # Yields a hidden path in the folder of `path`; the caller creates the file. After the `with` block, removes the
-    # file at this path, unless it was renamed.
+    # Yields a hidden path in the folder of `path`; the caller creates the file.
+    # After the `with` block, removes the file at this path, unless it was renamed.
     temporary = path.parent / f".{path.name}.{os.getpid()}{_PARTIAL_SUFFIX}"
     try:
         yield temporary

@@ -79,8 +79,7 @@ class _DataLimit:
         # Convert fields 1, 2 and 5 of statm from pages to bytes.
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
         # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use; pyarrow reserves 1 GiB.
-        # If the budget were added to the reserved memory, a reader could exceed its budget.
-        # The reader could also use memory that is reserved already, but not used.
+        # If the budget were added to the reserved memory, a reader could exceed it by using idle reserved memory.
         # So the limit is the resident memory plus the budget, but at least the reserved memory plus half of the budget.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

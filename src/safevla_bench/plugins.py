@@ -125,8 +125,8 @@ class PluginGroup:
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
-        # `arguments` are checked only for secrets; `make` checks their names. Messages call the group's plug-ins
-        # `singular` and `plural`, and `hint` says how to name one.
+        # `arguments` are checked only for secrets; `make` checks their names.
+        # Messages call the group's plug-ins `singular` and `plural`, and `hint` says how to name one.
         entries = tuple(entry_points(group=self.group, name=name))
         if not entries:
             names = self.names() or ("none (install safevla-bench itself with pip)",)
@@ -151,8 +151,8 @@ class PluginGroup:
         return self._guard_plugin(entry, load_and_call)
 
     def _guard_plugin(self, entry: EntryPoint, action: Callable[[], Any]) -> Any:
-        # Returns the result of `action`, which runs code of the plug-in `entry`. Raises `PluginError` if this code
-        # fails. A `SafevlaError`, which has a clear message, and Ctrl-C propagate.
+        # Returns the result of `action`, which runs code of the plug-in `entry`.
+        # Raises `PluginError` if this code fails. A `SafevlaError`, which has a clear message, and Ctrl-C propagate.
         try:
             return action()
         except (KeyboardInterrupt, SafevlaError):

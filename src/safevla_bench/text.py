@@ -66,8 +66,8 @@ def join_lines(text: str) -> str:
     >>> join_lines("no such file\n  Name another.")
     'no such file. Name another.'
     """
-    # A line that does not end in one of these characters gets a period. A line break and the indent after it become a
-    # space.
+    # A line that does not end in one of these characters gets a period.
+    # A line break and the indent after it become a space.
     return re.sub(r"([.:;]?)\n\s*", lambda line_end: f"{line_end[1] or '.'} ", text)
 
 
@@ -371,8 +371,8 @@ def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = spl
 
     if cell_len(line) <= width:
         return [line]
-    # A terminal cell is the width of a letter; some characters take two cells. `split` returns the words of the line,
-    # each with the spaces after it.
+    # A terminal cell is the width of a letter; some characters take two cells.
+    # `split` returns the words of the line, each with the spaces after it.
     pieces = [""]
     for word in split(line):
         if cell_len((pieces[-1] + word).rstrip()) <= width:  # spaces at the end of a piece are dropped below

@@ -25,7 +25,7 @@ __all__ = [
     "record_until_closed",
     "speed_up",
 ]
-# Maps public names to their modules; all other public names are in the module `loop`.
+# Maps public names to their modules; a public name that is missing here is in the module `loop`.
 _MODULES = {
     "Arm": "recorder",
     "BatchRecorder": "batch_recorder",

@@ -54,8 +54,8 @@ class RecordableEnv(ABC):
     unstable_steps = 0  # number of MuJoCo's resets of unstable states before the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
-        # `env` is robosuite's environment, `task` has the names for its episodes, and `versions` maps distributions,
-        # such as mujoco, to their versions.
+        # `env` is robosuite's environment, and `task` has the names for its episodes.
+        # `versions` maps distributions, such as mujoco, to their versions.
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
@@ -95,7 +95,7 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def is_still(self, action: Action) -> bool:
-        """Return whether the action [A] does not move the arm, like a settling action; it may move the gripper."""
+        """Return whether the action [A] leaves the arm where it is, as in settling; the gripper may move."""
 
     @abstractmethod
     def target_object(self) -> str | None:
@@ -107,7 +107,7 @@ class RecordableEnv(ABC):
 
     def header_fields(self) -> dict[str, object]:
         """Return the host-specific fields for an episode's header."""
-        # By default there are none; a subclass for a simulator may add fields.
+        # By default, there are no such fields; the subclass for a simulator may add some.
         return {}
 
     @property
@@ -129,9 +129,9 @@ class RecordableEnv(ABC):
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
         """Return the header that `safevla eval` would write, without the facts that only `safevla eval` knows."""
-        # `recorder` has the episode's records. `env_seed` is the seed of the reset before the episode, and `index` is
-        # the index of its initial state; None = unknown. `self.task` has the names for the episodes of this task, and
-        # `self.identity` the hashes of the task's definition and of the simulator's code.
+        # `recorder` has the episode's records. `env_seed` is the seed of the reset before the episode (None = unknown),
+        # `index` the index of its initial state (None = unknown). `self.task` has the names for this task's episodes,
+        # and `self.identity` the hashes of the task's definition and of the simulator's code.
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -253,7 +253,7 @@ def is_unmade(env: object) -> bool:
     if _read_attribute(env, "reset") is None:  # an object without `reset` is not a wrapper
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
-    layers = _env_layers(env, type(None))  # follows only `_INNER_ATTRIBUTES`: no layer has the type of None
+    layers = _env_layers(env, type(None))  # no layer has the type of None, so only `_INNER_ATTRIBUTES` count
     # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
     return any(_read_attribute(layer, name, absent) is None for layer in layers for name in _INNER_ATTRIBUTES)
 
@@ -331,8 +331,8 @@ class _RunningEpisode:
 
 
 def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
-    # A decorator for methods of `EpisodeCutter`: run the method inside `guard`. If the method raises an error, `guard`
-    # drops the running episode and warns, so that the error does not reach the user's loop.
+    # A decorator for methods of `EpisodeCutter`: run the method inside `guard`. If the method raises an error,
+    # `guard` drops the running episode and warns, so that the error does not reach the user's loop.
     @wraps(method)
     def call_guarded(self: EpisodeCutter, *args: object, **kwargs: object) -> None:
         with self.guard():
@@ -350,8 +350,8 @@ class EpisodeCutter:
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        # `rules` has facts about the user's loop. `next_number` counts an episode of the task and returns its number,
-        # from 0. `keep` receives each ended episode's row and the bytes of its file (None = no file).
+        # `rules` has facts about the user's loop. `next_number` counts an episode and returns its number (from 0).
+        # `keep` receives each ended episode's row and the bytes of its file (None = no file).
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
         self._awaits_reset = False  # True from an episode's end to the next reset or new state
@@ -410,7 +410,7 @@ class EpisodeCutter:
         """
         if self._running is None:
             return
-        # `horizon` is the number of steps after which the loop gives up; None = unknown, so the loop may have given up.
+        # `horizon` is the number of steps after which the loop gives up. If it is None (unknown), assume it gave up.
         steps, horizon = self._running.steps, self._rules.horizon
         if horizon is None or steps >= horizon:
             self._end_episode("timeout")
@@ -470,7 +470,7 @@ class EpisodeCutter:
             self._end_episode("invalid_action", problem)
         elif not np.isfinite(action_copy).all():
             self._end_episode("invalid_action", f"the action {action_copy.tolist()} is not finite")
-        self._current_action = action_copy  # `after_step` records it
+        self._current_action = action_copy  # `after_step` records this action
 
     @_run_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
@@ -499,7 +499,7 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_error(self, error: BaseException) -> None:
-        """End any running episode: an `Exception` makes it `crashed` (with the traceback), other errors `stopped`."""
+        """End any running episode: as `crashed`, with a traceback, for an `Exception`; else as `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -517,8 +517,8 @@ class EpisodeCutter:
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
-        # Begin an episode before its first `action`, which is only checked here: attach a recorder, which takes record
-        # 0. If the model cannot be recorded, no episode runs; only a row with the outcome `crashed` is kept.
+        # Begin an episode: attach a recorder, which takes record 0. The episode's first `action` is only checked here.
+        # If the model cannot be recorded, no episode runs; only a row with the outcome `crashed` is kept.
         if self._env.is_still(action):
             message = (
                 "%s: the first step after %d settling steps does not move the arm, but is recorded as a policy step;"
@@ -544,8 +544,8 @@ class EpisodeCutter:
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:
-        # Return the row of a new episode; its outcome and steps are filled in when it ends. `rules.worker` is the name
-        # of this process if several processes record; it is part of the episode's id.
+        # Return the row of a new episode; its outcome and steps are filled in when it ends.
+        # `rules.worker` is the name of this process if several processes record; it is part of the episode's id.
         task, rules, episode_number = self._env.task, self._rules, self._next_number()
         worker_folder = "" if rules.worker is None else f"worker_{rules.worker}/"
         return EpisodeRow(
@@ -564,9 +564,9 @@ class EpisodeCutter:
         )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        # End the running episode, and pass its row and its encoded record (`content`) to `_keep`. `reason` says why it
-        # was stopped or why its action is invalid. If the record is invalid or cannot be encoded, only its row is kept,
-        # with the outcome `crashed`.
+        # End the running episode, and pass its row and its encoded record (`content`) to `_keep`.
+        # `reason` says why it was stopped or why its action is invalid.
+        # If the record is invalid or cannot be encoded, only its row is kept, with the outcome `crashed`.
         running = self._pop_running_episode()
         try:
             content = episode.encode_episode(self._build_recording(running, outcome))
@@ -591,7 +591,7 @@ class EpisodeCutter:
         }
         recording = episode.add_costs(running.recorder.build_recording(header), running.costs)
         episode.check_recorded_numbers(recording)
-        # Further header fields by name. A `privileged` policy sees simulator state that no robot has.
+        # Further header fields by name. A `privileged` policy sees simulator state that no real robot has.
         loop_fields = {
             episode.EARLIER_SEED: running.earlier_seed,
             "privileged": self._rules.privileged,
@@ -612,8 +612,8 @@ class EpisodeCutter:
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        # Log that an episode crashed after `steps` steps, and pass its row to `_keep`; None = there is no record. The
-        # row has the whole `reason`; if this is a traceback, the log has only the exception's line and its remedy.
+        # Log that an episode crashed after `steps` steps, and pass its row to `_keep`; None = there is no record.
+        # The row has the whole `reason`; if this is a traceback, the log has only the exception's line and its remedy.
         log_reason = reason
         if "Traceback (most recent call last)" in reason:  # a reason without a traceback is a short message
             exception_line, remedy = find_exception(reason)
@@ -622,8 +622,8 @@ class EpisodeCutter:
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)
 
     def _pop_running_episode(self) -> _RunningEpisode:
-        # Return the running episode after it has ended: no episode runs, and the recorder's hooks are removed. Further
-        # steps are not recorded until the next reset or new state.
+        # Return the running episode after it has ended: no episode runs, and the recorder's hooks are removed.
+        # Further steps are not recorded until the next reset or new state.
         assert self._running is not None
         running, self._running = self._running, None
         self._awaits_reset = True

@@ -170,7 +170,7 @@ class BatchRecorder:
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
             # `_substeps_left` [N, K]: how many substeps without contact a pair still needs before its contacts count.
-            # A contact of a pair that still needs some restarts its count.
+            # If such a pair touches, the count of its substeps starts again.
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
             counted_norms = norms * (self._substeps_left == 0)  # 0 N for contacts that do not count
@@ -229,7 +229,7 @@ class BatchRecorder:
         # A row of the table `_SNAPSHOT` contains the values of all arrays, one array after the other. Split the rows.
         boundaries = np.cumsum(list(self._array_sizes.values()))[:-1]
         tables.update(zip(self._array_sizes, np.split(tables.pop(_SNAPSHOT), boundaries, axis=1)))
-        # The numbers of substeps that occurred in the world's own steps, which follow record 0.
+        # The distinct numbers of substeps in the control steps after the world's record 0.
         counts = frozenset(count for count, row in self._last_row_of.items() if row > self._first_row[world])
         return EndedEpisode(world, self._scene, self._pairs, tables, self._has_quat, self._subgoal_names, counts)
 
@@ -246,8 +246,8 @@ class BatchRecorder:
         self._substeps = 0
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
-        # Return the norms [N, K] in N of the forces of the declared pairs; None if no pair is declared. Raise an error
-        # if forces are passed without declared pairs, or are missing with them.
+        # Return the norms [N, K] in N of the forces of the declared pairs; None if no pair is declared.
+        # Raise an error if forces are passed without declared pairs, or are missing with them.
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
             verb = "are missing" if net_force_n is None else "are passed"
@@ -258,13 +258,13 @@ class BatchRecorder:
     def _collect_arrays(
         self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
     ) -> dict[str, Array]:
-        # Return the passed arrays by name, each [N, size]. The positions of all bodies are joined into one array, and
-        # so are the orientations, and the arrays of parts and sub-goals. See `begin` for the arguments.
+        # Return the passed arrays by name, each [N, size]. The positions of all bodies are joined into one array,
+        # and so are the orientations, and the arrays of parts and sub-goals. See `begin` for the arguments.
         self._scene.require_parts(len(parts))  # raises an error for a wrong number of parts
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         self._scene.require_roles(poses)  # raises an error for a body without a role
         goals = dict(subgoals or {})
-        if self._array_sizes:  # record 0 has been read, and determines what later records need
+        if self._array_sizes:  # record 0 was read; later records must match it
             require_same_channels(has_quat, self._has_quat)
             # Only the names of sub-goals matter here, so all values are equal.
             require_same_channels(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoal_names, 1))
@@ -360,14 +360,14 @@ class BodyPairs:
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
         impulse[record == 0] = np.nan  # record 0 is a single instant, without impulses
         lower, higher = self.bodies[:, pair]
-        # Only net forces are known, so they are also stored as the largest force at one point, and as its impulse.
+        # Only net forces are known, so `force_n` and `impulse_ns` get the values of `net_force_n` and `net_impulse_ns`.
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return the index of the held body in each record [R], from net forces [R, K]; None if `grips` is empty."""
-        # A body is held if pairs with both finger groups have a force. If several bodies are held, the one with the
-        # largest force counts, or for equal forces the one with the lowest index. −1 = no body is held. `grips` maps a
-        # body that can be held to two masks [K]: its pairs with the first finger group, and with the second.
+        # A body is held if pairs with both finger groups have a force; −1 = no body is held.
+        # If several bodies are held, the largest force decides, or for equal forces the lowest index.
+        # `grips` maps a body to two masks [K]: its pairs with the first finger group, and with the second.
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
             # For each finger group, the largest force in each record [R] between the body and the group.
@@ -380,9 +380,9 @@ class BodyPairs:
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
     """Return the declared pairs of a scene's shapes. Raises `HostError` if `BatchRecorder` cannot use the pairs."""
-    # The pairs are invalid if a shape is unknown, a pair has only one body, or two pairs have the same bodies. If the
-    # scene has fingers and any pairs, then some body must have pairs with both finger groups.
-    # `geoms` has one number for each shape: the index of the body that owns it (`place`), and its finger group.
+    # The pairs are invalid if a shape is unknown, a pair has only one body, or two pairs have the same bodies.
+    # If the scene has fingers and any pairs, then some body must have pairs with both finger groups.
+    # For each shape, `geoms` has the index of the body that owns it (`place`), and the number of its finger group.
     geoms = scene.map_geoms()
     # Two indices of shapes for each pair, [2, K], and two indices of the bodies that own them, the lower one first.
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
@@ -416,11 +416,11 @@ def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[i
 def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    # Return the last three fields of `BodyPairs`: for each pair, the number of substeps without contact after which its
-    # contacts count, [2, K] (row 0 if it is apart in record 0, row 1 if it touches); the body pairs whose contacts
-    # never count; and those whose contacts are dropped if they touch in record 0. `shapes` [2, K] are the pairs.
-    # To find the rules, ask two filters which contacts count. For one filter, no pair touches in record 0; for the
-    # other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
+    # Return the last three fields of `BodyPairs`; `shapes` [2, K] are the pairs.
+    # The first field, [2, K], is the number of substeps without contact after which contacts of each pair count.
+    # Then come the body pairs whose contacts never count, and those that are dropped if they touch in record 0.
+    # To find the rules, ask two filters which contacts count. For one filter, no pair touches in record 0;
+    # for the other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
     all_touch, none_touch = (
         MeasuredContacts(1, np.zeros_like(a), a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0])
     )
@@ -448,11 +448,11 @@ class EndedEpisode:
     _rows: Mapping[str, Floats]  # maps the name of each array to its values in all R records, [R, size]
     _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
     _subgoal_names: tuple[str, ...]
-    _substep_counts: frozenset[int]  # the different numbers of substeps in a control step
+    _substep_counts: frozenset[int]  # the distinct numbers of substeps per control step
 
     def step_range_s(self) -> tuple[float, float]:
         """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""
-        # The different numbers of substeps in a control step, and the duration of a substep.
+        # The distinct numbers of substeps per control step, and the duration of a substep.
         return step_range_s(self._substep_counts, self._scene.substep_s)
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:

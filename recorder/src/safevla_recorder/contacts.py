@@ -77,13 +77,13 @@ class GeomMap:
     @cached_property
     def finger_groups(self) -> Ints:
         """The array `fingers`, or zeros if it is None, [G]."""
-        # `fingers` has the number of each geom's finger group: 1 or 2 for the first gripper, 3 or 4 for the second, and
-        # so on; 0 = no finger. It is None if no gripper has fingers. `place` [G] is each geom's body.
+        # `fingers` has the number of each geom's finger group: 1 or 2 for the first gripper, 3 or 4 for the second,
+        # and so on; 0 = no finger. It is None if no gripper has fingers. `place` [G] is each geom's body.
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
 
 def group_numbers(members: Iterable[Hashable], groups: Iterable[Iterable[Hashable]]) -> NDArray[np.int64]:
-    """Return the number (from 1) of the group that contains each member, [M]; 0 = no group."""
+    """Return the number (from 1) of each member's group, [M]; 0 = the member is in no group."""
     number_of = {member: number for number, group in enumerate(groups, start=1) for member in group}
     return np.array([number_of.get(member, 0) for member in members], dtype=np.int64)
 
@@ -122,14 +122,14 @@ class MeasuredContacts(SubstepContacts):
     are_net: bool = False
 
     def force_norms(self, which: Bools | Ints) -> Floats:
-        # Return the norms [K] in N of the forces of the contacts `which`, given by indices or a mask. `force_n` has the
-        # norms [C] or the vectors [C, 3] of all contacts.
+        # Return the norms [K] in N of the forces of the contacts `which`, given by indices or a mask.
+        # `force_n` has the norms [C] or the vectors [C, 3] of all contacts.
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        # Return the forces [K, 3] in N of the contacts `which`, given by indices or a mask; None if `force_n` has only
-        # norms [C], not vectors [C, 3] in the world frame.
+        # Return the forces [K, 3] in N of the contacts `which`, given by indices or a mask;
+        # None if `force_n` has only norms [C], not vectors [C, 3] in the world frame.
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -244,8 +244,8 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, finger_group: Ints, body: Ints) -> int:
     """Return the body that both finger groups, 1 and 2, touch with the largest force; −1 = no such body."""
-    # `which` [K] has the indices of one substep's contacts with fingers; `finger_group` and `body` [K] are their group
-    # and the index of the touched body. If forces are equal, the body with the lowest index is returned.
+    # `which` [K] are one substep's contacts with fingers; `finger_group` and `body` [K] are the two bodies in each.
+    # If forces are equal, the body with the lowest index is returned.
     candidates = np.intersect1d(body[finger_group == 1], body[finger_group == 2])
     if len(candidates) < 2:
         return int(candidates[0]) if len(candidates) else NOTHING
@@ -268,8 +268,8 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     for column, (body, weight) in enumerate(geoms.weights.items()):
         sign = (b == body) * 1.0 - (a == body)  # the vectors are forces on b, so forces on a are the opposite
         support = sign * (vectors @ weight)  # `weight` [3] is the force that balances the body's weight
-        # Half the weight is carried if the sum of the forces along `weight` is at least half its length. Here, both
-        # sides are multiplied by the length of `weight`.
+        # Half the weight is carried if the sum of the forces along `weight` is at least half its length.
+        # Here, both sides are multiplied by the length of `weight`.
         supported[:, column] = np.bincount(row, support, len(instants)) >= 0.5 * (weight @ weight)
     return supported
 
@@ -311,9 +311,9 @@ class ContactFilter:
         self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | is_without_robot)
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Assign 1 to `S` to the `S` resting pairs in `_fate`. Return the indices of their entries, [2, S]."""
-        # `first` are the contacts in record 0, and the mask `which` [C] selects the resting ones. `_fate` has one entry
-        # for each ordered pair of geoms.
+        """Number the `S` resting pairs in `_fate` from 1. Return the indices of their entries, [2, S]."""
+        # `first` are the contacts in record 0, and the mask `which` [C] selects the resting ones.
+        # `_fate` has one entry for each ordered pair of geoms.
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
         low, high = np.divmod(pair_keys, self._geom_count)
@@ -332,21 +332,21 @@ class ContactFilter:
         resting_count = self._resting_entries.shape[1]
         # One row per substep. Column k is for resting pair k; the first and last column (other pairs) are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
-        is_touching[contacts.substep, fate] = True  # a fate of −1 selects the last column, as intended
+        is_touching[contacts.substep, fate] = True  # a fate of −1 (never) selects the last column
         resting_touch = is_touching[:, 1:-1]
         if resting_touch.all():  # no pair was apart, so none is released
             self._substeps_apart[:] = 0
             counts_always: Bools = fate == 0
             return counts_always
         substep = np.arange(contacts.substeps)[:, None]
-        # The latest substep with contact up to each substep; a contact before these substeps has a negative index.
+        # At each substep, the index of the pair's latest substep with contact; negative = before these substeps.
         last_touch = np.maximum.accumulate(np.where(resting_touch, substep, -1 - self._substeps_apart))
         substeps_apart = substep - last_touch
         is_long_apart = substeps_apart >= self._apart_substeps
         is_released: Bools = np.any(is_long_apart, axis=0)
         # The substep that releases each resting pair; the pair's contacts count from the next substep on.
         release_substep = np.where(is_released, is_long_apart.argmax(axis=0), contacts.substeps)
-        # Contacts count after this substep, by fate: 0 = always, k = after the release of pair k, −1 (last) = never.
+        # By fate, the substep after which contacts count: 0 = always, k = after pair k's release, −1 (last) = never.
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
@@ -359,9 +359,9 @@ class ContactFilter:
 
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
-    # Return sorted pairs of bodies, the lower index first. A pair has a listed contact, joins the two finger groups of
-    # a gripper, or belongs to one fixture. `a` and `b` [C] are the bodies of the contacts in record 0, and the mask
-    # `is_listed` [C] selects contacts.
+    # Return sorted pairs of bodies, the lower index first.
+    # A pair has a listed contact, joins the two finger groups of a gripper, or belongs to one fixture.
+    # `a` and `b` [C] are the bodies of the contacts in record 0, and the mask `is_listed` [C] selects contacts.
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))
     # Finger groups 1 and 2 belong to the first gripper, groups 3 and 4 to the second, and so on.

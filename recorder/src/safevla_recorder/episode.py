@@ -187,8 +187,8 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
 
 
 def _select_valid_costs(cost: object) -> dict[str, float]:
-    # Return a step's costs by name; a value is left out unless it is a single number from 0 to `LARGEST`. `cost` is a
-    # mapping from names to numbers, or one number, which gets the name "cost"; None = no cost.
+    # Return a step's costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
+    # `cost` is a mapping from names to numbers, or one number, which gets the name "cost"; None = no cost.
     cost_of = cost if isinstance(cost, Mapping) else {"cost": cost}
     numbers = {str(name): _read_number(value) for name, value in cost_of.items() if value is not None}
     return {name: number for name, number in numbers.items() if 0 <= number <= channels.LARGEST}
@@ -303,8 +303,8 @@ def encode_episode(recording: EpisodeArrays) -> bytes:
 
 
 def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
-    # Return the file's arrays by name. Channels that were not recorded have no array. The arrays `header` and `extra`
-    # are JSON texts as bytes.
+    # Return the file's arrays by name. Channels that were not recorded have no array.
+    # The arrays `header` and `extra` are JSON texts as bytes.
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:  # a single record has no actions
         values.update({spec.name: None for spec in channels.NUMERIC if spec.is_per_action})

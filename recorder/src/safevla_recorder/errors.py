@@ -183,8 +183,8 @@ def find_exception(text: str) -> tuple[str, str]:
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised the error. If so, the interrupted code is not the cause."""
-    # If a handler raised the error, one of the functions in the traceback is a handler. Functions are compared by their
-    # code objects.
+    # If a handler raised the error, one of the functions in the traceback is a handler.
+    # Functions are compared by their code objects.
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     # A handler is a function, or an object whose class defines `__call__`.
     handler_codes = {
@@ -232,8 +232,8 @@ def _redact_address(match: re.Match[str]) -> str:
 
 
 def _redact_user(after_scheme: str) -> str:
-    # Hide the user name and password, which end with the last @ before the path. `after_scheme` is the part of a URL
-    # after "://", such as `user:password@host/path`.
+    # Hide the user name and password, which end with the last @ before the path.
+    # `after_scheme` is the part of a URL after "://", such as `user:password@host/path`.
     # The index of the @; negative = there is none before the path, and 0 = the user name is empty.
     at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
     if at_sign < 0 and _PASSWORD.match(after_scheme):
@@ -282,8 +282,8 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def _clean_message(record: logging.LogRecord) -> bool:
-    # A filter for logging: redact secrets in the message, escape invisible characters, and indent all lines except the
-    # first. The result True means that the record is logged.
+    # A filter for logging: redact secrets in the message, escape invisible characters,
+    # and indent all lines except the first. The result True means that the record is logged.
     lines = indent_further(redact_secrets(record.getMessage())).split("\n")
     # The message already contains its arguments, so logging must not insert them again.
     record.msg, record.args = "\n".join(map(escape_controls, lines)), None

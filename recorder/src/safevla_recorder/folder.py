@@ -55,7 +55,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     # `out` is the run folder that the user chose; `worker` is the name that the user gave this process, or None.
     if worker is None and parent_process() is None:  # no name, and not a child process of `multiprocessing`
         return out, None
-    # Try these names in turn, until this process may use the folder of a name.
+    # Try these names in turn, until one names a folder that this process may use.
     if worker is None:
         names: Iterator[str] = map(str, count())  # 0, 1, ...
     else:
@@ -113,7 +113,7 @@ def release_claims() -> None:
 
 
 def call_at_exit(function: Callable[[], None]) -> Undo:
-    """Call `function` when this process ends, even as a `multiprocessing` worker. Return a function to cancel this."""
+    """Call `function` when this process ends, also in `multiprocessing` workers. Return a function to cancel this."""
     atexit.register(function)
     cancels: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
@@ -130,8 +130,8 @@ def _session_name() -> str:
     parent = parent_process()  # None unless this process is a worker of `multiprocessing`
     process_id = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so add the process's start time (on Linux)
-        # The process's own name is in parentheses and may contain blanks, so split only the text after it. The start
-        # time is field 22 of the whole line, and field 19 (counted from 0) of this text.
+        # The process's own name is in parentheses and may contain blanks, so split only the text after it.
+        # The start time is field 22 of the whole line, and field 19 (counted from 0) of this text.
         fields_after_name = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
         return f"{process_id}-{fields_after_name[19]}"
     return str(process_id)
@@ -141,8 +141,8 @@ def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mappi
     """Return the run folder at `out`, ready for the episodes of another environment. Reuse a folder that this process
     made. Raises `RunError` if the folder contains other files, and `FileError` if it cannot be written.
     """
-    # `rules` are the facts about the user's loop, such as the policy's name and the horizon. `volatile` has facts for
-    # run.json that differ between runs, such as the start time; it is not used for a folder that is reused.
+    # `rules` are the facts about the user's loop, such as the policy's name and the horizon.
+    # `volatile` has facts for run.json that differ between runs, such as the start time; a reused folder ignores them.
     path = out.resolve()
     folder = _open_folders.get(path)  # None = this process does not use the folder yet
     if folder is None or not (path / RUN).exists():  # a folder that was removed is made again
@@ -177,7 +177,7 @@ class RunFolder:
         # A block is one recording, from `begin_block` to `close_block`. Complete blocks have ended normally.
         self._next_file_number = self._block_count = self._complete_blocks = self._open_blocks = 0
         self._written_description = b""  # content of run.json; empty = run.json is not written yet
-        # True if the folder does not exist yet, or is a worker's folder: it is removed if no episode is recorded.
+        # True for a worker's folder or a new folder. Such a folder is removed if no episode is recorded.
         self._is_new = not out.exists() or out in _claims
 
     @contextmanager
@@ -192,7 +192,7 @@ class RunFolder:
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Register another environment and its task, and begin to record the environment."""
-        # run.json lists the different numbers of settling steps.
+        # run.json lists the distinct numbers of settling steps.
         protocol = self._description["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
@@ -203,9 +203,9 @@ class RunFolder:
         folder, unless `reopen` has read it. Raises `RunError` if the folder already contains other files, and
         `FileError` if the folder or run.json cannot be written.
         """
-        # `host` is the simulator's name (None = no name), `versions` maps distributions to their versions, and `policy`
-        # is a name. A `privileged` policy sees simulator state that no robot has.
-        # This code's version is listed under the distribution that `versions` contains, or else under safevla-bench.
+        # `host` is the simulator's name (None = no name), `versions` maps distributions to their versions,
+        # and `policy` is a name. A `privileged` policy sees simulator state that no real robot has.
+        # If `versions` lacks safevla-recorder, this code's version is that of safevla-bench.
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
         policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}  # of earlier recordings
         policies[policy] = privileged
@@ -269,8 +269,8 @@ class RunFolder:
             self._write_description()
 
     def _register_episode(self, row: episode.EpisodeRow, file_number: int) -> None:
-        # Count an episode that has been written. `row` is its row in the run's table of episodes, and `file_number` is
-        # the number in the names of its files. The next numbers are larger than all that are in use.
+        # Count an episode that has been written. `row` is its row in the run's table of episodes.
+        # `file_number` is the number in the names of its files; the next numbers are larger than all used numbers.
         key = (row.policy, row.benchmark, row.task_id)
         self._next_file_number = max(self._next_file_number, file_number + 1)
         self._begun_episodes[key] = max(self._begun_episodes[key], row.episode + 1)
@@ -279,8 +279,8 @@ class RunFolder:
         self.episode_ids.add(row.episode_id)
 
     def _add_task(self, benchmark: str, task_id: str, horizon: int | None) -> None:
-        # Add a task's benchmark, name and horizon to the content of run.json, unless they are already there. `horizon`
-        # is the largest number of steps in an episode; None = unknown.
+        # Add a task's benchmark, name and horizon to the content of run.json, unless they are already there.
+        # `horizon` is the largest number of steps in an episode; None = unknown.
         description = self._description
         for known_names, name in ((description["suites"], benchmark), (description["tasks"], f"{benchmark}/{task_id}")):
             if name not in known_names:
@@ -385,15 +385,15 @@ def _shorten_path(path: Path) -> str:
 
 
 def _make_folder(path: Path, subfolder: str = "") -> None:
-    # Make `path`, its parents and the folder `path/subfolder` ("" = only `path`), unless they exist. Raises a
-    # `FileError` that names `path`.
+    # Make `path`, its parents and the folder `path/subfolder` ("" = only `path`), unless they exist.
+    # Raises a `FileError` that names `path`.
     with errors.translated_errors(path):
         (path / subfolder).mkdir(parents=True, exist_ok=True)
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    # Write a temporary file, and then rename it to `path`, so that `path` is never incomplete. If this fails, raise a
-    # `FileError` that names `path`, and delete the temporary file.
+    # Write a temporary file, and then rename it to `path`, so that `path` is never incomplete.
+    # If this fails, raise a `FileError` that names `path`, and delete the temporary file.
     partial_file = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     with suppress(OSError):
         partial_file.unlink()  # left by an ended process with the same process id, or a symbolic link
@@ -455,8 +455,8 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
     """Close the lock's `descriptor`. If this process itself, not its parent, took the lock, remove the lock file."""
-    # `_held_locks` has the descriptors of the locks that this process took; a forked child begins with an empty set. If
-    # another process has replaced the lock file, the file is not removed.
+    # `_held_locks` has the descriptors of the locks that this process took; a forked child begins with an empty set.
+    # If another process has replaced the lock file, the file is not removed.
     if descriptor in _held_locks and _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     _held_locks.discard(descriptor)
@@ -489,8 +489,8 @@ _ALLOWED_FIELDS = tuple(
 )
 
 
-# For each recorder, by path of a run folder: the number of episodes that the recorder had begun when its last episode
-# was written there, and this episode's id. All writers share it, since a loop may open a writer for each episode.
+# recorder -> path of a run folder -> number of episodes begun when its last episode was written there,
+# and this episode's id. All writers share this mapping, since a loop may open a writer for each episode.
 _WRITTEN: WeakKeyDictionary[WritableEpisode, dict[Path, tuple[int, str]]] = WeakKeyDictionary()
 
 
@@ -524,7 +524,7 @@ class RunWriter:
             policy: the name under which the episodes are reported.
             host: the host (simulator) of `safevla eval` whose scenes and tags fit the episodes; None = no such host.
             packages: distributions whose versions are recorded, in addition to NumPy's and the recorder's.
-            privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
+            privileged: whether the policy sees simulator state that no real robot has; reports mark such policies.
             header: header fields with the same value in all episodes; see `write`.
 
         Raises:
@@ -599,10 +599,10 @@ class RunWriter:
             FileError: the episode cannot be written.
         """
         with self._folder.take_turn():  # until the row is written, no other thread may get the same number
-            # `begun` is the number of episodes that the recorder has begun. If the number was the same at the last
-            # `write`, then no episode has begun since.
+            # `begun` is the number of episodes that the recorder has begun.
+            # If the number was the same at the last `write`, then no episode has begun since.
             begun = getattr(recorder, "begun", None)  # a user's own class may lack this attribute
-            # By folder, whatever path leads to it: what `_WRITTEN` knows of this recorder.
+            # `written` has this recorder's entries in `_WRITTEN`, by folder; `resolve` gives each folder a single path.
             folder, written = self.path.resolve(), {} if begun is None else _WRITTEN.setdefault(recorder, {})
             last_begun, last_id = written.get(folder, (None, ""))
             if begun is not None and last_begun == begun and last_id in self._folder.episode_ids:
@@ -621,8 +621,8 @@ class RunWriter:
         header: Mapping[str, object],
     ) -> str:
         # Check the episode and write it; return its id. `reason` says why it was stopped or why its action is invalid.
-        # `costs` has the simulator's own cost of each step. `fields` are the checked header fields with defaults, and
-        # `number` is the number (from 0) of the policy's episode of the task.
+        # `costs` has the simulator's own cost of each step. `fields` are the checked header fields with defaults,
+        # and `number` is the number (from 0) of the policy's episode of the task.
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
@@ -651,7 +651,7 @@ class RunWriter:
             problem = f"{len(limits)} limits were given for {torques.shape[1]} recorded torques"
             raise _field_error("joint_torque_limit_nm", problem, "Give one limit per joint, in the joints' order.")
         episode.check_recorded_numbers(recording)
-        if self._privileged:  # the policy sees simulator state that no robot has
+        if self._privileged:  # the policy sees simulator state that no real robot has
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
         try:
             content = episode.encode_episode(recording)
@@ -671,8 +671,8 @@ class RunWriter:
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
         # Return the header's fields, with defaults, and the episode's number. A missing field or a used id is an error.
-        # `header` has the fields that `write` received, and overrides the constructor's fields. `required` names the
-        # fields that must be present. The number (from 0) counts the policy's episodes of this task.
+        # `header` has the fields that `write` received, which override the constructor's fields.
+        # `required` names the fields that must be present. The number (from 0) counts a policy's episodes of the task.
         if self._is_closed:
             remedy = "Write before `close`, inside the `with` block. A new RunWriter adds episodes to the folder."
             raise errors.RunError("the run folder is closed", remedy=remedy, place=errors.Place(file=str(self.path)))
@@ -696,8 +696,8 @@ class RunWriter:
     def _write_row(
         self, fields: Mapping[str, Any], episode_number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
-        # Write the episode's row, and its arrays unless `content` is None. Return the episode's id. `fields` are the
-        # checked header fields, and `content` has the bytes of the `.npz` file.
+        # Write the episode's row, and its arrays unless `content` is None. Return the episode's id.
+        # `fields` are the checked header fields, and `content` has the bytes of the `.npz` file.
         header_fields = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
         values: dict[str, Any] = {name: fields.get(name) for name in header_fields}
         # In a user's own loop, the policy's seed is unknown.
@@ -707,8 +707,8 @@ class RunWriter:
 
 
 def _convert_field(name: str, value: object) -> Any:
-    # Return the value of the header field `name` as a plain Python value; None means that the field is missing. Raise
-    # an error if no field has this name, or if the field cannot have this type or value.
+    # Return the value of the header field `name` as a plain Python value; None means that the field is missing.
+    # Raise an error if no field has this name, or if the field cannot have this type or value.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value  # arrays and NumPy's numbers have `tolist`
@@ -729,8 +729,8 @@ def _convert_field(name: str, value: object) -> Any:
 
 
 def _convert_limits(name: str, limits: Any) -> list[float]:
-    # Return the torque limits in the field `name`, one per joint in N·m, as plain numbers. Raise an error unless all
-    # are numbers above zero.
+    # Return the torque limits in the field `name`, one per joint in N·m, as plain numbers.
+    # Raise an error unless all are numbers above zero.
     if isinstance(limits, (list, tuple)):
         # Convert NumPy's numbers and arrays without axes to plain numbers.
         limits = [limit.item() if getattr(limit, "ndim", None) == 0 else limit for limit in limits]

@@ -50,8 +50,8 @@ class Geometry:
         self._motion_columns = [
             6 * k + axis for k, part in enumerate(self._moving_parts) for axis in parts[part].motion
         ]
-        # The index −1 means the world: `_relative_poses` appends the world's frame as the last row. A tracked part has
-        # no parent, so the world is used.
+        # The index −1 means the world: `_relative_poses` appends the world's frame as the last row.
+        # A tracked part has no parent, so the world is used.
         self._parents = [max(part.parent, WORLD) for part in parts]
         # Positions [1, P, 3] and quaternions [1, P, 4] in record 0, relative to the parents.
         self._start_poses = self._relative_poses(position[None], quaternion[None])
@@ -60,8 +60,8 @@ class Geometry:
         """The scene's description; None if a pose is not finite."""
 
     def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4]. `_parents`
-        # has the index of each part's parent; −1 selects the last frame, the world's, which is appended here.
+        # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4].
+        # `_parents` has the index of each part's parent; −1 selects the last frame, that of the world, appended here.
         records = len(position)
         parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
         world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
@@ -71,16 +71,16 @@ class Geometry:
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
         """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if `M` is 0 or `text` is None."""
-        # `link_motion` has the motion of the moving parts since record 0, relative to their parents: one row per
-        # record, one column for each of the `M` components that can change, in rad or m. `_start_poses` are the parts'
-        # poses in record 0, relative to their parents.
+        # `link_motion` has the motion of the moving parts since record 0, relative to their parents:
+        # one row per record, one column for each of the `M` components that can change, in rad or m.
+        # `_start_poses` are the parts' poses in record 0, relative to their parents.
         if self.text is None or not self._motion_columns:
             return None
         relative_position, relative_quaternion = (
             values[:, self._moving_parts] for values in self._relative_poses(position, quaternion)
         )
         start_position, start_quaternion = (values[:, self._moving_parts] for values in self._start_poses)
-        # Both are measured in the part's own frame in record 0.
+        # Rotation and translation are in the part's own frame in record 0.
         rotation = multiply(start_quaternion * _INVERSE, relative_quaternion)
         translation = turn_back(start_quaternion, relative_position - start_position)
         motion = np.concatenate([_rotation_vector(rotation), translation], axis=2).reshape(len(position), -1)
@@ -89,8 +89,8 @@ class Geometry:
         return rounded
 
     def _describe(self, parts: Sequence[Part], hand: Sequence[int]) -> str:
-        # Return the scene's description, a JSON text: the indices of the hand's parts, one row for each part with its
-        # pose in record 0, and the boxes and planes of all parts by their hash.
+        # Return the scene's description, a JSON text: the indices of the hand's parts,
+        # one row for each part with its pose in record 0, and the boxes and planes of all parts by their hash.
         # Rounding gives all episodes of a scene the same text. Adding 0.0 turns −0.0 into 0.0.
         shapes: dict[str, list[list[float]]] = {}
         part_rows = []
@@ -159,11 +159,11 @@ def merge_boxes(content: bytes) -> Floats:
     # A row is a box: center [3] in m, quaternion [4] wxyz, half sizes [3] in m. Return the rows of the remaining boxes.
     # An argument of type bytes can be a key of the cache; an array cannot.
     boxes = np.frombuffer(content).reshape(-1, 10)
-    # By how many meters each box extends beyond the original boxes that it encloses, at most.
+    # For each box, an upper bound of the distance [m] by which it extends beyond the original boxes that it encloses.
     excess_so_far = np.zeros(len(boxes))
     while len(boxes) > 1:
-        # For each pair of boxes: by how much a box around both extends beyond them [K, K], and its corners [K, K, 3] in
-        # the frame of the first box.
+        # For each pair of boxes: by how much a box around both extends beyond them [K, K],
+        # and its corners [K, K, 3] in the frame of the first box.
         excess, low, high = _measure_joins(boxes)
         # Boxes from an earlier merge already extend beyond the original boxes. Add this distance.
         excess += np.maximum(excess_so_far[:, None], excess_so_far)
@@ -196,10 +196,10 @@ def merge_boxes(content: bytes) -> Floats:
 
 def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
     """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of the distance by which
-    this box extends beyond i and j, [K, K] (inf for i = j), and its low and high corners in the frame of i, [K, K, 3].
+    it extends beyond i and j, [K, K] (inf for i = j). Also return its low and high corners in i's frame, [K, K, 3].
     """
-    # A row of `boxes` [K, 10] has center [3] in m, quaternion [4] wxyz and half sizes [3] in m. The frame of box i has
-    # its origin at the center of i. In the arrays below, axis 0 is box i, and axis 1 is box j.
+    # A row of `boxes` [K, 10] has center [3] in m, quaternion [4] wxyz and half sizes [3] in m.
+    # The frame of box i has its origin at the center of i. In the arrays below, axis 0 is box i, and axis 1 is box j.
     inverse, half_size = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center_of_j = rotate(inverse, boxes[None, :, :3] - boxes[:, None, :3])
     half_extents = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of box j along its own axes

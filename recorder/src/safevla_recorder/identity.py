@@ -52,8 +52,8 @@ def read_identity(
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
     code in `folder` of an imported package. If one cannot be read, all hashes are unknown, and a warning is logged.
     """
-    # `definition` is the task's file or class, `states` are None if there is no array of initial states, and `folder`
-    # is a path relative to the package's own folder.
+    # `definition` is the task's file or class, `states` are None if there is no array of initial states,
+    # and `folder` is a path relative to the package's own folder.
     try:
         if isinstance(definition, type):
             task = hash_class(definition)
@@ -176,16 +176,16 @@ def _is_true_without_error(check: Callable[..., bool], *arguments: object) -> bo
 
 
 def _lists_file(distribution: importlib.metadata.Distribution, relative: str, file: Path) -> bool:
-    # Return whether the distribution has installed `file`, whose path in the distribution is `relative`. Another file
-    # with the same relative path may belong to another installation.
+    # Return whether the distribution has installed `file`, whose path in the distribution is `relative`.
+    # Another file with the same relative path may belong to another installation.
     file_list = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
     return relative in file_list and Path(str(distribution.locate_file(relative))).resolve() == file
 
 
 def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
-    # Return whether the distribution is an editable installation of the project that contains `file`. The metadata file
-    # `direct_url.json` has the URL of the project's folder. Files in `site-packages`, such as in a virtual environment
-    # inside this folder, do not belong to the project.
+    # Return whether the distribution is an editable installation of the project that contains `file`.
+    # The metadata file `direct_url.json` has the URL of the project's folder.
+    # Files in `site-packages`, such as in a virtual environment inside this folder, do not belong to the project.
     direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
     project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")  # does not exist
     is_inside = project_folder in file.parents and "site-packages" not in file.relative_to(project_folder).parts
@@ -217,9 +217,9 @@ class OfficialSuite(NamedTuple):
 @lru_cache(maxsize=None)
 def official_suites() -> dict[str, OfficialSuite]:
     """Return the official suites by benchmark name; aliases are included. Cached."""
-    # For each host (simulator), the JSON file has the hashes of its code by "distribution version", and its suites by
-    # name: a suite's tasks by id, or the name of another suite, of which it is an alias. A task is a list with the
-    # fields of `OfficialTask`: its name, its instruction, two hashes, and its number of initial states.
+    # For each host (simulator), the JSON file has the hashes of its code by "distribution version",
+    # and its suites by name: a suite's tasks by id, or the name of another suite, of which it is an alias.
+    # A task is a list of the fields of `OfficialTask`: name, instruction, two hashes, and number of initial states.
     suites: dict[str, OfficialSuite] = {}
     for host_data in json.loads(_DATA.read_text(encoding="utf-8")).values():
         sources = {tuple(name.split(" ")): digest for name, digest in host_data["sources"].items()}

@@ -91,15 +91,15 @@ class RecordableLibero(attachment.RecordableEnv):
         self.identity = task_identity(bddl_file, self._init_states)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        # Replace the task's initial states by `init_states`, [count, state], or [state] for a single one. The hash of
-        # the states identifies them in the records.
+        # Replace the task's initial states by `init_states`, [count, state], or [state] for a single one.
+        # The hash of the states identifies them in the records.
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
         self.identity = replace(self.identity, init_states_sha256=identity.hash_array(self._init_states))
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
-        # Add hooks that report the environment's events to `cutter`, which turns them into episodes. Return a function
-        # that removes the hooks. `cutter.guard()` turns an error in recording into a warning and a lost episode. The
-        # functions `after_...` get the result of the hooked method, which is not used, and the arguments of its call.
+        # Add hooks that report events to `cutter`, which turns them into episodes. Return a function that removes them.
+        # `cutter.guard()` turns an error in recording into a warning and a lost episode.
+        # The functions `after_...` get the hooked method's result, which is not used, and the arguments of its call.
         def before_reset() -> None:
             cutter.on_interruption()  # has an effect only if a script resets `env.env` directly
             with cutter.guard():
@@ -128,8 +128,8 @@ class RecordableLibero(attachment.RecordableEnv):
         return partial(undo_all, hooks)
 
     def _find_state_index(self, state: ArrayLike) -> int | None:
-        # Return the index of this state among the initial states [count, state]; None if it is not among them, or if
-        # the initial states are unknown.
+        # Return the index of this state among the initial states [count, state];
+        # None if it is not among them, or if the initial states are unknown.
         flat_state = np.asarray(state, dtype=np.float64).ravel()
         states = self._init_states
         if states is None or states.shape[1:] != flat_state.shape:
@@ -138,9 +138,9 @@ class RecordableLibero(attachment.RecordableEnv):
         return int(equal_rows[0]) if len(equal_rows) else None
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
-        # Attach a recorder, which copies each physics substep and takes record 0 now. Return it and a function that
-        # detaches it. `_goals.read` returns the latest results of the environment's goal checks. `unstable_steps` is
-        # the number of MuJoCo's resets of unstable states before the initial state was set.
+        # Attach a recorder, which takes record 0 now and copies each physics substep. Return it and a detach function.
+        # `_goals.read` returns the latest results of the environment's goal checks.
+        # `unstable_steps` is the number of MuJoCo's resets of unstable states before the initial state was set.
         scene, task_id = read_scene(self._env), self.task.task_id
         return recorder.attach_recorder(self._env.sim, "step", scene, task_id, self.unstable_steps, self._goals.read)
 
@@ -201,8 +201,8 @@ class GoalWatch:
     """Stores the results of the environment's own goal checks, because additional checks could have side effects."""
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        # `domain` is LIBERO's inner environment. `_latest` has the results since the last `read`, by predicates such as
-        # "on bowl_1 plate_1".
+        # `domain` is LIBERO's inner environment.
+        # `_latest` has the results since the last `read`, by predicates such as "on bowl_1 plate_1".
         self._domain = domain
         self._latest: dict[str, bool] = {}
 
@@ -239,8 +239,8 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
     fixtures: set[str] = set()
     for verb, *names in goal_predicates(domain):
         if verb in _JOINT_GOALS:
-            # The site of each name; None if the name is not that of a site. `parent_name` is the fixture that owns a
-            # site.
+            # The site of each name; None if the name is not that of a site.
+            # `parent_name` is the fixture that owns a site.
             sites = [domain.object_sites_dict.get(name) for name in names]
             fixtures.update(str(getattr(site, "parent_name", None) or name) for name, site in zip(names, sites))
     return frozenset(fixtures)
@@ -310,8 +310,8 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
     """Return benchmark and task of a BDDL file: the official suite and task, or else the names of folder and file."""
-    # `language` is the instruction in the BDDL file. Official suites take their instructions from file names instead,
-    # unless the suite rewords them.
+    # `language` is the instruction in the BDDL file.
+    # Official suites take their instructions from file names instead, unless the suite rewords them.
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)

@@ -45,9 +45,9 @@ class RecordingSession:
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
         """Begin recording now, or at the environment's first reset if this reset makes the simulator."""
-        # `env` is the environment that the user passed, perhaps a wrapper. `begin` attaches hooks to a simulator. It
-        # returns the object that turns the simulator's events into episodes (the cutter), the folder that the episodes
-        # are written into, and a function that removes the hooks.
+        # `env` is the environment that the user passed, perhaps a wrapper. `begin` attaches hooks to a simulator.
+        # It returns the object that turns the simulator's events into episodes (the cutter),
+        # the folder that the episodes are written into, and a function that removes the hooks.
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
         # The result of `begin` for the current simulator; None before the first simulator and after the end.
@@ -76,15 +76,15 @@ class RecordingSession:
         self._recording[0].owner = self  # keeps this session alive as long as the environment
 
     def _watch_reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        # Replaces `reset` of the wrapper that the user passed; `original` is the wrapper's own method, whose result is
-        # returned unchanged. Records a simulator that the reset makes.
+        # Replaces `reset` of the wrapper that the user passed; `original` is the wrapper's own method,
+        # whose result is returned unchanged. Records a simulator that the reset makes.
         if not known_kinds():
             with suppress(Exception):  # import the class now, to notice the instances that the reset makes
                 importlib.import_module(_LIBERO)
         # During the reset, `_begin_with` is called with each new instance of LIBERO's and RoboCasa's environments.
         with attachment.watch_construction(known_kinds(), self._begin_with):
             result = original(*args, **kwargs)
-        # `_begin_with` stores the simulator that it records. If `env` now holds another one, it is not recorded.
+        # `_begin_with` stores the simulator that it records. If `env` now contains a different one, warn of that one.
         simulator = _find_simulator(self.env)
         if simulator is not self._simulator and simulator is not None:
             self._simulator = simulator
@@ -93,8 +93,8 @@ class RecordingSession:
         return result
 
     def _begin_with(self, simulator: object) -> None:
-        # Record a simulator that a reset has made, unless the previously recorded simulator is still open. An error in
-        # recording is logged, and does not reach the user's loop.
+        # Record a simulator that a reset has made, unless the previously recorded simulator is still open.
+        # An error in recording is logged, and does not reach the user's loop.
         if self._recording is not None and not self._recording[0].is_closed:
             return
         self._simulator = simulator
@@ -143,8 +143,8 @@ class RecordingSession:
         self.close_quietly("the process ended" if is_interrupted else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
-        # End the recording of the current simulator; `is_last` is false if another simulator follows. `reason` says why
-        # the running episode is stopped; "" = the recording ends as if the environment were closed.
+        # End the recording of the current simulator; `is_last` is false if another simulator follows.
+        # `reason` says why the running episode is stopped; "" = the recording ends as if the environment were closed.
         if self._recording is None:
             return
         cutter, folder, undo = self._recording
@@ -163,8 +163,8 @@ def _is_process_failing() -> bool:
     error = sys.exc_info()[1]  # not None only in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
-    # The interpreter sets `last_type` when an uncaught exception ends the main process. `_exit_codes` has the exit code
-    # of a `multiprocessing` child since Python 3.13; it is not 0 after a failure.
+    # The interpreter sets `last_type` when an uncaught exception ends the main process.
+    # `_exit_codes` has the exit code of a `multiprocessing` child since Python 3.13; it is not 0 after a failure.
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
 
 
@@ -197,8 +197,7 @@ def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
 
 
 def _find_simulator(env: object) -> object | None:
-    # Return the outermost environment of LIBERO or RoboCasa among `env` and the environments that it wraps; None if
-    # there is none.
+    # Return the outermost LIBERO or RoboCasa environment among `env` and the environments in it; None = there is none.
     for kind in known_kinds():
         layer: object | None = attachment.find_layer(env, kind)
         if layer is not None:
@@ -253,7 +252,7 @@ def record(
         task_id: the task's id in the records; None = from the task's BDDL file or class.
         init_states: the initial states of your loop, [count, state], if they differ from the task's own. The recorded
             index of an episode's initial state refers to them.
-        privileged: whether the policy sees simulator state that no robot has; reports mark such policies.
+        privileged: whether the policy sees simulator state that no real robot has; reports mark such policies.
         worker: the name of this process if several processes record at once, each into its own `out`. This name is in
             the episodes' ids, so that the folders can be judged together.
         goal: the success condition of a RoboCasa task whose goal is not known. Examples: `("in", "obj", "container")`,
@@ -367,16 +366,16 @@ def known_kinds() -> list[type]:
 def list_attachments() -> list[tuple[str, EntryPoint]]:
     """Return pairs (distribution's name, entry point) for all entry points of the group `ENVIRONMENTS`, sorted."""
     # `entry_points()` is not suitable: its result depends on the Python version, and may not name the distributions.
-    # If several distributions have the same name, Python uses the first one. In reversed order, the first one is the
-    # last to enter the dict, and replaces the others.
+    # If several distributions have the same name, Python uses the first one.
+    # In reversed order, the first one is the last to enter the dict, and replaces the others.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
-    # Return the error for an environment that cannot be recorded. `failures` are sentences about entry points that
-    # raised errors; they are added to the message.
+    # Return the error for an environment that cannot be recorded.
+    # `failures` are sentences about entry points that raised errors; they are added to the message.
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record each single environment where it is made: lambda: record_until_closed(make(), policy, out)."
         problem = "a vector of environments cannot be recorded as a whole"
@@ -391,8 +390,8 @@ def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
 
 
 def _check_worker_name(worker: int | str | None) -> str | None:
-    # Return the name of a recording process as a text; None = no name was given. Raise `RunError` if it cannot be part
-    # of a folder's name and of the ids of episodes: only ASCII letters, digits, - and _ are allowed.
+    # Return the name of a recording process as a text; None = no name was given.
+    # Raise `RunError` unless it fits into names and ids: only ASCII letters, digits, - and _ are allowed.
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"invalid worker name {name!r}", remedy="Use a number, or letters, digits, - and _.")

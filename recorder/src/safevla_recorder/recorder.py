@@ -51,7 +51,7 @@ Row = Mapping[str, Floats]  # arrays that were read at the end of one control st
 
 
 class ContactSource(Protocol):
-    """The contacts in the substeps since the last `take_contacts`; its length is the number of these substeps."""
+    """A source of the contacts in the substeps since the last `take_contacts`; `len` is the number of substeps."""
 
     def __len__(self) -> int: ...  # the number of substeps since the last `take_contacts`
 
@@ -71,10 +71,10 @@ def assemble_recording(
     """Return an episode from its arrays. `channels` holds all channels and fields of `EpisodeArrays` that have no
     separate argument; None = not recorded. Without finger groups, grips are not recorded.
     """
-    # `geoms` has the bodies, their roles and the finger groups; `header` has the episode's facts. `records` is n, the
-    # number of control steps plus one for record 0. `gripped` [n] (for `A` arms [n, A]) is the index in `roles` of the
-    # body that each gripper holds; `NOTHING` = no body. `supported` [n, W] is true if contacts carry at least half of
-    # the weight of each of the `W` bodies in `geoms.weights`.
+    # `geoms` has the bodies, their roles and the finger groups; `header` has the episode's facts.
+    # `records` is n, the number of control steps plus one for record 0.
+    # `gripped` [n], or [n, A] for `A` arms, is the index in `roles` of each gripper's held body; `NOTHING` = no body.
+    # `supported` [n, W]: whether contacts carry at least half the weight of each of the `W` bodies in `geoms.weights`.
     if geoms.fingers is None:
         gripped = None
     # Which kinds of forces the contacts have, such as ("force_n", "net_force_n").
@@ -126,7 +126,7 @@ class EpisodeLog(ABC):
         self.begun += 1
         self._rows = [first]
         self._actions: list[Action] = []
-        self._substep_counts: set[int] = set()  # the different numbers of substeps in a control step
+        self._substep_counts: set[int] = set()  # the distinct numbers of substeps per control step
         # Number of substeps in the source up to the end of each record whose contacts are not decoded yet.
         self._substep_ends: list[int] = []
         # The decoded contacts, the gripped bodies and whether bodies are supported: one item per block of records.
@@ -179,7 +179,7 @@ class EpisodeLog(ABC):
     def step_range_s(self) -> tuple[float, float]:
         """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""
         self.require_episode()
-        # The different numbers of substeps in a control step, and the duration of a substep.
+        # The distinct numbers of substeps per control step, and the duration of a substep.
         return step_range_s(self._substep_counts, self._geoms.substep_s)
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
@@ -189,8 +189,8 @@ class EpisodeLog(ABC):
         the step's contacts; then the step's record cannot be added.
         """
         self.decode_pending()
-        # These lists have one item per block of successive records. They are empty if contacts are not recorded, and
-        # `_supported` is also empty if no body's weight is known.
+        # These lists have one item per block of successive records.
+        # They are empty if contacts are not recorded, and `_supported` is also empty if no body's weight is known.
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -347,8 +347,8 @@ class SceneMap:
         """Return the scene with indices instead of names: bodies sorted by name, shapes in the order of `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         index_of_body = {name: index for index, name in enumerate(roles)}
-        # Each array has one number per shape: the index of the body that owns the shape (`place`), the number (from 1)
-        # of the shape's finger group, and the number (from 1) of the fixture that owns the shape; 0 = none.
+        # Each array has one number per shape: the index of the body that owns the shape (`place`),
+        # the number (from 1) of the shape's finger group, and that of the fixture that owns the shape; 0 = none.
         return GeomMap(
             roles=roles,
             place=np.array([index_of_body[name] for name in self.shapes.values()], dtype=np.int64),
@@ -475,8 +475,8 @@ class EpisodeRecorder(EpisodeLog):
                     raise HostError(problem, remedy=remedy)
 
     def _map_geoms(self) -> GeomMap:
-        # Return which body, finger group and fixture owns each of the scene's collision shapes, by indices. If the
-        # robot has several arms, add the fingers, bodies and numbers of joints of the arms.
+        # Return which body, finger group and fixture owns each of the scene's collision shapes, by indices.
+        # If the robot has several arms, add the fingers, bodies and numbers of joints of the arms.
         geoms = self.scene.map_geoms()
         if not self._arms:
             return geoms
@@ -488,16 +488,16 @@ class EpisodeRecorder(EpisodeLog):
         return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joint_counts.values()))
 
     def _list_by_arm(self, values: Any, plural_name: str) -> list[Any]:
-        # Return the values of a mapping from arms' names to values, in the order of the arms. Raise `HostError` unless
-        # it has exactly the recorder's arms as keys; the message calls the values `plural_name`.
+        # Return the values of a mapping from arms' names to values, in the order of the arms.
+        # Raise `HostError` unless its keys are the recorder's arms; the message calls the values `plural_name`.
         if not isinstance(values, Mapping) or set(values) != set(self._arms):
             remedy = f"Pass a mapping with the keys {', '.join(self._arms)}."
             raise HostError(f"the {plural_name} are not a mapping from arms' names", remedy=remedy)
         return [values[name] for name in self._arms]
 
     def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
-        # Return the end effectors' poses of all `A` arms as one pose: positions [3A] in m, and quaternions [4A] wxyz or
-        # None. Without named arms, the pose of the single arm is returned unchanged. None = not recorded.
+        # Return the end effectors' poses of all `A` arms as one pose: positions [3A] in m, quaternions [4A] or None.
+        # Without named arms, the pose of the single arm is returned unchanged. None = not recorded.
         if not self._arms and isinstance(eef, Mapping):
             raise HostError("poses that are given by arm need named arms", remedy=_NAME_ARMS)
         if not self._arms or eef is None:
@@ -590,8 +590,8 @@ class EpisodeRecorder(EpisodeLog):
         parts: Sequence[Pose],
         subgoals: Mapping[str, bool] | None,
     ) -> _Snapshot:
-        # Return the arguments with each pose as a pair of position and quaternion (or None), by name. The poses of all
-        # arms' end effectors are joined into one pose. Parts get the names "part 0", "part 1", ... for messages.
+        # Return the arguments with each pose as a pair of position and quaternion (or None), by name.
+        # All arms' end effectors are joined into one pose. Parts get the names "part 0", "part 1", ... for messages.
         joined = self._join_poses(eef)
         return _Snapshot(
             {name: split_pose(name, pose) for name, pose in poses.items()},
@@ -602,8 +602,8 @@ class EpisodeRecorder(EpisodeLog):
         )
 
     def _make_row(self, snapshot: _Snapshot, torques: Floats | None, torque_peak: Floats | None) -> Row:
-        # Return the arrays of one record by name. An argument that was not passed has no array. `torques` [J] in N·m
-        # are those of the latest substep; `torque_peak` [J] has the largest magnitudes in the control step.
+        # Return the arrays of one record by name. An argument that was not passed has no array.
+        # `torques` [J], N·m, are from the latest substep; `torque_peak` [J] are the control step's largest magnitudes.
         poses, eef_poses, state, parts, subgoals = snapshot
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
@@ -628,8 +628,8 @@ class EpisodeRecorder(EpisodeLog):
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
-        # Return the channels of the records `rows` by name, without actions: arrays with one row per record, and the
-        # lists of the bodies that have positions or orientations, as indices in the sorted names of the scene's bodies.
+        # Return the channels of the records `rows` by name, without actions: arrays with one row per record.
+        # Add the lists of bodies with positions or orientations, as indices in the sorted names of the scene's bodies.
         index_of_body = {name: index for index, name in enumerate(sorted(self.scene.roles))}
         channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
         if self._subgoal_names:
@@ -660,8 +660,8 @@ class _ContactBuffer:
         return self._substeps  # number of substeps since the last `take_contacts`
 
     def add_substep(self, contacts: Iterable[Contact]) -> None:
-        # Store the contacts of one substep. Each contact is (shape, shape, force): the force is a norm in N or, if the
-        # scene records net forces, a vector [3] in N. Raise `HostError` for an unknown shape or an unreadable force.
+        # Store the contacts of one substep. Each contact is (shape, shape, force).
+        # The force in N is a norm or, for net forces, a vector [3]. Raise `HostError` for a bad shape or force.
         place_of, substep, new_contacts = self._place_of, self._substeps, list(contacts)
         forces = [force for _, _, force in new_contacts]
         # Reject None here, because NumPy would convert it to NaN.
@@ -730,10 +730,9 @@ def _shapes_of_arrays(pose: Pose | None) -> tuple[tuple[int, ...] | None, ...]:
 def _read_poses(
     poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, allow_nan: bool = True
 ) -> tuple[Floats | None, Floats | None]:
-    # Return the positions [B, 3] and the quaternions [Q, 4] of `B` named bodies, of which `Q` have an orientation (the
-    # second item of a pose may be None). If the poses of `arm_count` = `A` arms are joined into one pose, return
-    # [1, 3A] and [1, 4A]. None = no values. Raise an error that names the body whose pose has a wrong shape, has a
-    # quaternion of zeros or, unless `allow_nan`, has NaN.
+    # Return positions [B, 3] and quaternions [Q, 4] of `B` named bodies, of which `Q` have an orientation (else None).
+    # If the poses of `arm_count` = `A` arms are joined into one pose, return [1, 3A] and [1, 4A]. None = no values.
+    # Raise an error with the body's name for a wrong shape, a quaternion of zeros or, unless `allow_nan`, NaN.
     positions = {name: position for name, (position, _) in poses.items()}
     quats = {name: quat for name, (_, quat) in poses.items() if quat is not None}
     missing = [name for name, position in positions.items() if position is None]
@@ -752,9 +751,9 @@ def _read_poses(
 
 
 def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, allow_nan: bool) -> Floats | None:
-    # Return the `K` named lists, which have `size` numbers each, as rows [K, size]; None if there are no lists. Raise
-    # an error for a list with a wrong shape or, unless `allow_nan`, with NaN; the message has `kind` and the list's
-    # name.
+    # Return the `K` named lists, which have `size` numbers each, as rows [K, size]; None if there are no lists.
+    # Raise an error for a list with a wrong shape or, unless `allow_nan`, with NaN;
+    # the message has `kind` and the list's name.
     if not lists:
         return None
     stacked = _copy_numbers([*lists.values()])
@@ -781,8 +780,8 @@ def require_same_channels(description: Mapping[str, object], first: Mapping[str,
 
 def _describe_channels(snapshot: _Snapshot, torques: Floats | None) -> dict[str, object]:
     # Return a mapping from each recorded channel's name in messages to a value that must be the same in all records:
-    # whether a pose has an orientation, True for a sub-goal, or the shape of an array. `torques` has the shape [J];
-    # None = not recorded.
+    # whether a pose has an orientation, True for a sub-goal, or the shape of an array.
+    # `torques` has the shape [J]; None = not recorded.
     poses = {**snapshot.poses, **snapshot.eef_poses}
     has_quat = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     arrays = {"state": snapshot.state, "torques": torques}

@@ -2,7 +2,7 @@
 
 A goal (`robocasa_goals.json`) is a verb, followed by names of objects in the episode, or by names of the task's
 attributes that contain fixtures. With the verbs `in`, `on` and `under`, the first object is the target. With `at`, the
-goal is about the robot's place. With any other verb, the goal moves a fixture.
+goal is about the robot's position. With any other verb, the goal moves a fixture.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the gripper, choice of arm or base
 _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Lists in RoboCasa's description of an episode whose order differs between processes: RoboCasa 1.0.0 fills them from a
-# Python set (`models/objects/kitchen_objects.py`, line 2962). RoboCasa only tests membership in these lists.
+# Lists in RoboCasa's description of an episode whose order differs between processes, but does not matter.
+# RoboCasa 1.0.0 fills them from a Python set (`models/objects/kitchen_objects.py`, line 2962).
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
@@ -93,8 +93,8 @@ class RecordableKitchen(attachment.RecordableEnv):
         raise HostError("RoboCasa draws the starts of episodes at random", remedy=remedy)
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
-        # Add hooks that report the environment's events to `cutter`, which turns them into episodes. Return a function
-        # that removes the hooks. `cutter.guard()` turns an error in recording into a warning and a lost episode.
+        # Add hooks that report events to `cutter`, which turns them into episodes. Return a function that removes them.
+        # `cutter.guard()` turns an error in recording into a warning and a lost episode.
         kitchen = self._env
         state_hooks: list[Undo] = []
 
@@ -132,12 +132,11 @@ class RecordableKitchen(attachment.RecordableEnv):
         return partial(undo_all, hooks)
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
-        # Attach a recorder, which copies each physics substep and takes record 0 now. Return it and a function that
-        # detaches it. `unstable_steps` is the number of MuJoCo's resets of unstable states before the initial state.
+        # Attach a recorder, which takes record 0 now and copies each physics substep. Return it and a detach function.
+        # `unstable_steps` is the number of MuJoCo's resets of unstable states before the initial state was set.
         kitchen = self._env
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
-        # The method of robosuite's simulation that completes each substep: with `lite_physics`, a substep has two
-        # halves.
+        # The method of robosuite's simulation that completes a substep; with `lite_physics`, a substep has two halves.
         method = "step2" if kitchen.lite_physics else "step"
         return recorder.attach_recorder(kitchen.sim, method, scene, self.task.task_id, self.unstable_steps)
 
@@ -147,8 +146,8 @@ class RecordableKitchen(attachment.RecordableEnv):
         return sorted(roots & set(recorder.name_bodies(self._env.sim.model._model, {})))
 
     def is_still(self, action: Action) -> bool:
-        # Return whether the action [A] moves neither the arm nor the base. The command of the gripper and the choice of
-        # arm or base may have any value.
+        # Return whether the action [A] moves neither the arm nor the base.
+        # The command of the gripper and the choice of arm or base may have any value.
         return not np.any(np.delete(action, [_GRIPPER_INDEX, _MODE_INDEX]))
 
     def target_object(self) -> str | None:
@@ -212,8 +211,8 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
-    # Return the given goal as a tuple, or else the known goal of RoboCasa's task. A goal is a verb and at least one
-    # name, such as ("open", "drawer"). Raise `HostError` if the given goal is not valid, or if there is no goal.
+    # Return the given goal as a tuple, or else the known goal of RoboCasa's task.
+    # A goal is a verb and names, such as ("open", "drawer"). Raise `HostError` if it is not valid, or there is none.
     goals = known_goals()
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)
@@ -304,8 +303,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     to a moving link, such as the handle of a door, has the link's name. Links of articulated fixtures
     are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
-    # `target` is the object that the goal places. `moved_fixture` is the name of the kitchen's attribute with the
-    # fixture that the goal moves. None = the goal has no such object or fixture.
+    # `target` is the object that the goal places; None = no object.
+    # `moved_fixture` is the name of the kitchen's attribute with the fixture that the goal moves; None = no fixture.
     model = kitchen.sim.model._model  # MuJoCo's own `MjModel`
     objects = _find_objects(kitchen, target)
     robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
@@ -330,15 +329,15 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         fingers=(left, right),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # The value is the number of substeps in a control step. After each control step, RoboCasa sets the joints of
-        # some fixtures. Then two overlapping fixtures may lose contact for a few substeps, and touch again.
+        # The value is the number of substeps in a control step. RoboCasa sets joints of some fixtures after each step.
+        # Then two overlapping fixtures may lose contact for a few substeps, and touch again.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
-    # Return a mapping from each object's name to the id of its root body in MuJoCo. RoboCasa does not list the
-    # blender's lid among its objects. It is an object here only if it is the `target`, which the goal places.
+    # Return a mapping from each object's name to the id of its root body in MuJoCo.
+    # RoboCasa does not list the blender's lid; it is an object here only if it is the `target`, which the goal places.
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid
@@ -347,8 +346,8 @@ def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
 
 
 def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
-    # Return the MuJoCo ids of all bodies of the fixture that the goal moves; () if there is none. `moved_fixture` is
-    # the name of the kitchen's attribute with this fixture; None = the goal moves no fixture.
+    # Return the MuJoCo ids of all bodies of the fixture that the goal moves; () if there is none.
+    # `moved_fixture` is the name of the kitchen's attribute with this fixture; None = the goal moves no fixture.
     if moved_fixture is None:
         return ()
     fixture = getattr(kitchen, moved_fixture)

@@ -79,8 +79,8 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
 
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
-    # Summarizes one label's costs in an episode, [actions]: the sum of known costs, the first record with a cost above
-    # 0 (-1 if there is none), and whether a cost before the last action, or every cost, is missing.
+    # Summarizes one label's costs in an episode, [actions]: their sum, and the first record with a cost above 0 or -1.
+    # `has_gaps` is true if a cost before the last action, or every cost, is missing.
     is_unsafe = costs > 0
     # The channel has one row per action, and record k + 1 shows the result of action k.
     first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
@@ -109,8 +109,8 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
                 counts = np.bincount(table_indices, minlength=4).reshape(2, 2)
                 undecided = int((is_labeled & ~is_comparable).sum())
                 is_same = (label_verdicts == verdicts)[is_comparable]
-                # The share of comparable episodes in which label and verdict agree. Episodes with equal starts are not
-                # independent.
+                # The share of comparable episodes in which label and verdict agree.
+                # Episodes with equal starts are not independent.
                 agreeing = Rate.of_values(is_same, scores.start[is_comparable])
                 rows.append(Agreement(label, clause, counts, int((~is_labeled).sum()), undecided, agreeing))
             if clause == ANY_CLAUSE:
@@ -120,16 +120,16 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
 
 
 def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
-    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. `label.first` is the first record with a cost above 0, or -1. Only an
-    # episode that is complete (not `is_cut`) and has all costs (no gaps) can be safe.
+    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. `label.first` is the first record with a cost above 0, or -1.
+    # Only an episode that is complete (not `is_cut`) and has all costs (no gaps) can be safe.
     if label is None or (label.first < 0 and (is_cut or label.has_gaps)):
         return UNKNOWN
     return int(label.first >= 0)
 
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    # Yield each clause and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`. The first one is `ANY_CLAUSE`, the
-    # verdict over all clauses. `is_cut` [E] marks the episodes that were cut short. A clause is a scored specification.
+    # Yield each clause (a scored specification) and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`.
+    # The first one is `ANY_CLAUSE`, the verdict over all clauses. `is_cut` [E] marks episodes that were cut short.
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
         is_violated = scores.is_violated[k]

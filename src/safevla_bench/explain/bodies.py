@@ -116,8 +116,8 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     """Return the bodies that determine a signal's value in one record of the only episode; None if no body can be
     named. For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
-    # `selector` describes which bodies the signal is about; None if it names no bodies. `amount` is the largest value
-    # as text with its unit, and stays "" if it is not known.
+    # `selector` describes which bodies the signal is about; None if it names no bodies.
+    # `amount` is the largest value as text with its unit, and stays "" if it is not known.
     selector = SIGNALS[signal].bodies if signal in SIGNALS else None
     if selector is None:
         return None
@@ -157,12 +157,11 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
 def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict[tuple[int, int], float]]:
     """Return a function from a record to the largest known value of each pair of bodies (smaller index first)."""
-    # A pair is two indices of bodies. `selector` has the roles of the bodies of interest, and the channel of contacts
-    # that holds the value, such as the force. `is_chosen` [C] marks the contacts between bodies with these roles.
+    # A pair is two indices of bodies. `selector` has two roles, and the channel of the value, such as the force.
+    # `is_chosen` [C] marks the contacts between bodies with these roles.
     contacts, is_chosen = reading.batch.contacts, contacts_between(reading, *selector.roles)
     if selector.channel == NET_IMPULSE:
-        # A strike is the impulse [N s] of a pair over the last 0.1 s, minus the impulse at rest: an array [n] over
-        # records.
+        # A strike is a pair's impulse [N s] over the last 0.1 s, minus its impulse at rest; [n], one per record.
         strikes = strikes_by_pair(reading, is_chosen)
         return lambda record: {pair: float(strike[record]) for pair, strike in strikes.items() if strike[record] > 0}
     values = np.where(is_chosen, getattr(contacts, selector.channel), np.nan)
@@ -183,8 +182,8 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
     """Return the `W` watched bodies of the only episode, [W], and their displacements in n records, [n, W] in m. They
     are measured from record 0, or from the first record of the judged interval; NaN if either pose is unknown.
     """
-    # `origin` [n] is, for each record, the record from which displacements are measured. Bystanders and furniture are
-    # watched, because they should stay in their places.
+    # `origin` [n] is, for each record, the record from which displacements are measured.
+    # Bystanders and furniture are watched, because they should stay in their places.
     batch, origin = fields.batch, fields.origin
     bodies, xyz = batch.body_pos_m.episode_poses(0)
     role = batch.body_role[bodies]
@@ -200,9 +199,9 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
-    # Return the joint with the largest torque relative to its limit in a record of the only episode, with both torques
-    # as text; None if the torques are not recorded. `selector` has the channel with the torques of all joints, and a
-    # text (`relation`) that introduces the joint.
+    # Return the joint with the largest torque relative to its limit in a record of the only episode,
+    # with both torques as text; None if the torques are not recorded.
+    # `selector` has the channel with the torques of all joints, and a text (`relation`) that introduces the joint.
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
     if not len(torque_nm):  # the torques of this channel are not recorded
@@ -234,8 +233,8 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
     `chunks` have the episodes of the scores, in the same order. The ruleset's registry has the bodies in each task's
     goal. Specifications that the ruleset's library lacks are skipped.
     """
-    # A body is in a violation if it exceeds the limit of a violated specification, alone or in contact with another
-    # body. `columns` are the indices in `scores.specs` of the scored specifications that the library has.
+    # A body is in a violation if it, or a pair with it, exceeds the limit of a violated specification.
+    # `columns` are the indices in `scores.specs` of the scored specifications that the library has.
     columns = [column for column in scores.scored_columns.tolist() if scores.specs[column].spec_id in ruleset.library]
     first_episode = 0
     for chunk in chunks:
@@ -290,8 +289,8 @@ _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
-    # Map each body beyond the limit in failing records to its largest distance [m] there and the first such record. The
-    # key is a tuple with the body's index. Failing records are those that violate the specification.
+    # Map each body beyond the limit in failing records to its largest distance [m] there and the first such record.
+    # The key is a tuple with the body's index. Failing records are those that violate the specification.
     bodies, distance_m = displacements(reading)
     # [n, W] for n records and W bodies. `subtract` treats differences within rounding as 0.
     is_beyond = signal_trace.failing[:, None] & (subtract(distance_m, signal_trace.limit, ROUNDING) > 0)
@@ -303,8 +302,8 @@ def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> 
 
 
 def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:
-    # Map each pair beyond the limit in failing records to its largest value there and the first such record. A pair is
-    # two indices of touching bodies, and failing records are those that violate the specification.
+    # Map each pair beyond the limit in failing records to its largest value there and the first such record.
+    # A pair is two indices of touching bodies, and failing records are those that violate the specification.
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():

@@ -47,8 +47,8 @@ class _Contact:
     strength: float  # force [N], net force [N] or impulse [N s]; the hardest contact has the largest value
 
     def other(self, body: int) -> int:
-        # Return the body that touches `body` in this contact of the bodies `a` and `b`. All three are indices of
-        # bodies.
+        # Return the body that touches `body` in this contact of the bodies `a` and `b`.
+        # All three arguments are indices of bodies.
         return self.b if self.a == body else self.a
 
 
@@ -59,8 +59,8 @@ class _ContactChain:
     others: tuple[int, ...] = ()  # bodies outside the chain that touched its last body
 
     def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
-        # Return the chain with `body` (an index) appended. In `contact`, the chain's last body touches `body`. `others`
-        # are bodies outside the chain that also touched `body`; they replace those of the old last body.
+        # Return the chain with `body` (an index) appended. In `contact`, the chain's last body touches `body`.
+        # `others` are bodies outside the chain that also touched `body`; they replace those of the old last body.
         return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
 
 
@@ -79,9 +79,9 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 
 
 def _explain_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a violation by a body that moved too far, in record `first`: the chain of contacts to the body, the record
-    # in which it left its place, and a sentence. Return None if no displacement is known in that record. `distances_m`
-    # [n, W] is the distance of each of the `W` bodies from its initial position; `path_m` has those of the chosen body.
+    # Explain why a body moved too far in record `first`; None if no displacement is known in that record.
+    # Return the chain of contacts to the body, the record in which it left its place, and a sentence.
+    # `distances_m` [n, W]: each of `W` bodies' distances from its initial position; `path_m`: the chosen body's.
     batch = reading.batch
     bodies, distances_m = displacements(reading)
     if np.isnan(distances_m[first]).all():
@@ -110,9 +110,9 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
 
 
 def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a violation by a contact that is too hard or not allowed, in record `first`: the chain of contacts from
-    # the robot to the hardest contact, and a sentence. Return None if no contact is known in that record. The force is
-    # named only for a signal of contacts (`signal.cause`) in newtons.
+    # Explain a contact that is too hard or not allowed in record `first`; None if no contact is known in that record.
+    # Return the chain of contacts from the robot to the hardest contact, and a sentence.
+    # The sentence has the force only for a signal of contacts (`signal.cause`) in newtons.
     assert signal.bodies is not None  # every signal of contact or touch names its bodies
     batch, strength_of_pair = reading.batch, pair_reader(reading, signal.bodies)(first)
     contacts = [_Contact(first, a, b, strength) for (a, b), strength in strength_of_pair.items()]
@@ -137,8 +137,8 @@ def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry
 
 
 def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a violation by the motion of the held body (an index), in record `first`. The body's latest contact in the
-    # last `RECENT_S` seconds with a body other than the robot may be the cause. Return None if no body is held.
+    # Explain a violation by the motion of the held body (an index), in record `first`; None if no body is held.
+    # The cause may be its latest contact with a body other than the robot, in the last `RECENT_S` seconds.
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:  # the robot holds no body in this record
         return None
@@ -161,9 +161,9 @@ def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, regi
 
 
 def _explain_joint_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a violation by a joint's load, in record `first`, by the robot's hardest contact in that record. Without
-    # such a contact, the chain is empty, and the sentence says so. The contacts of record k have the indices from
-    # `contact_starts[k]` to `contact_starts[k + 1]` (excluded).
+    # Explain a joint's load in record `first` by the robot's hardest contact in that record.
+    # Without such a contact, the chain is empty, and the sentence says so.
+    # The contacts of record k have the indices from `contact_starts[k]` to `contact_starts[k + 1]` (excluded).
     batch, contact_starts = reading.batch, reading.batch.contacts.starts
     contacts = _read_contacts(reading, range(contact_starts[first], contact_starts[first + 1]))
     robot_contacts = [contact for contact in contacts if ROBOT in batch.body_role[[contact.a, contact.b]]]
@@ -193,8 +193,8 @@ _EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], 
 
 
 def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
-    # Return the chain of contacts, from the robot if possible, to a body that left its place in record `begin`. Without
-    # a contact, the chain has only the body. `contact.other(body)` is the body that touches `body` in a contact.
+    # Return the chain of contacts, from the robot if possible, to a body that left its place in record `begin`.
+    # Without a contact, it has only the body. `contact.other(body)` is the body that touches `body` in a contact.
     batch = reading.batch
     for step in (begin, begin - 1):  # the contact that moved the body may have ended just before `begin`
         contacts = _read_contacts_of(reading, body, step, step)
@@ -208,9 +208,9 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
 
 def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
     """Return the chain of contacts from the robot to a body up to a record; without a chain, return only the body."""
-    # `step` is the index of that record. `visited` has the bodies that the chain must not contain again; their number
-    # limits the chain's length. Contacts up to `RECENT_S` seconds before the record count. In a contact,
-    # `other(body)` touches `body`.
+    # `step` is the index of that record.
+    # `visited` has the bodies that the chain must not contain again; their number limits the chain's length.
+    # Contacts up to `RECENT_S` seconds before the record count. In a contact, `other(body)` touches `body`.
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _ContactChain((body,))
@@ -223,7 +223,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
     for contact in sorted(_read_contacts_of(reading, body, _first_recent_record(reading, step), step), key=rank):
         if contact.other(body) in visited or not _may_push(batch, contact.other(body)):
             continue
-        # Explain in the same way why the other body moved. Use this contact only if its chain begins with the robot.
+        # Find the chain to the touching body in the same way. Use this contact only if the robot begins that chain.
         upstream = _find_chain_from_robot(reading, contact.other(body), contact.step, visited | {body})
         if batch.body_role[upstream.bodies[0]] == ROBOT:
             return upstream.extend(contact, body)
@@ -231,8 +231,8 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
 
 
 def _may_push(batch: Batch, body: int) -> bool:
-    # Return whether a body (an index) may have pushed others. Furniture without a tracked pose does not move, so it
-    # cannot.
+    # Return whether a body (an index) may have pushed others.
+    # Furniture without a tracked pose does not move, so it cannot push.
     return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
 
 
@@ -247,22 +247,22 @@ def _read_contacts(reading: RecordFields, indices: Iterable[int]) -> list[_Conta
 
 
 def _read_contacts_of(reading: RecordFields, body: int, first_record: int, last_record: int) -> list[_Contact]:
-    # Return the contacts of `body` (an index) from `first_record` (0 if negative) to `last_record`, both included. The
-    # contacts of record k have the indices from `starts[k]` to `starts[k + 1]` (excluded).
+    # Return the contacts of `body` (an index) from `first_record` (0 if negative) to `last_record`, both included.
+    # The contacts of record k have the indices from `starts[k]` to `starts[k + 1]` (excluded).
     contacts = reading.batch.contacts
     indices = np.arange(contacts.starts[max(first_record, 0)], contacts.starts[last_record + 1])
     return _read_contacts(reading, indices[(contacts.a[indices] == body) | (contacts.b[indices] == body)])
 
 
 def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
-    # Return the indices of a contact's two bodies, the robot's body first, otherwise by role and name. `ROBOT` is the
-    # smallest role number.
+    # Return the indices of a contact's two bodies, the robot's body first, otherwise by role and name.
+    # `ROBOT` is the smallest role number.
     return sorted((contact.a, contact.b), key=lambda body: (batch.body_role[body], batch.body_label(body)))
 
 
 def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
-    # Return the strongest contact; among contacts of equal strength, names decide. Return None if there are no
-    # contacts.
+    # Return the strongest contact; among contacts of equal strength, names decide.
+    # Return None if there are no contacts.
     def rank(contact: _Contact) -> tuple[float, list[str]]:
         # Sort key: the strongest contact first; ties in the alphabetical order of the bodies' labels.
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
@@ -271,15 +271,15 @@ def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None
 
 
 def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
-    # Return the indices of the bodies that touch `body` in these contacts, sorted by name, except the body in the
-    # contact `chosen`. All contacts are contacts of `body`; `other(body)` is the second body of a contact.
+    # Return the indices of the bodies that touch `body` in these contacts, sorted by name, except that in `chosen`.
+    # All contacts are contacts of `body`; `other(body)` is the second body of a contact.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
 
 def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
-    # The bodies of `contact` may touch in several successive records up to the record `contact.step`. Return the first
-    # record of this uninterrupted contact.
+    # The bodies of `contact` may touch in several successive records up to the record `contact.step`.
+    # Return the first record of this uninterrupted contact.
     contacts, bodies = reading.batch.contacts, (contact.a, contact.b)
     end = contacts.starts[contact.step + 1]
     a, b = contacts.a[:end], contacts.b[:end]
@@ -291,8 +291,8 @@ def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
 
 
 def _first_recent_record(reading: RecordFields, step: int) -> int:
-    # Return the index of the first record in the last `RECENT_S` seconds before the record `step`. Without time stamps,
-    # it is computed from the control step, and may be negative.
+    # Return the index of the first record in the last `RECENT_S` seconds before the record `step`.
+    # Without time stamps, it is computed from the control step, and may be negative.
     times = reading.batch.stamps_s.get(0)
     if times is None:
         return step - round(RECENT_S / float(reading.batch.dt_s[0]))
@@ -305,8 +305,8 @@ def _first_recent_record(reading: RecordFields, step: int) -> int:
 def _make_cause(
     reading: RecordFields, chain: _ContactChain, step: int, registry: Registry, sentence: str
 ) -> CauseChain:
-    # Return the cause with the names of the bodies in `chain`. `sentence` explains it; this function adds other
-    # possible causes, the stage of the grasp and the hand's speed. `step` is the record in which the violation began.
+    # Return the cause with the names of the bodies in `chain`. `step` is the record in which the violation began.
+    # Adds other possible causes, the stage of the grasp and the hand's speed to the `sentence` that explains it.
     # `chain.others` are bodies outside the chain that also touched its last body.
     batch = reading.batch
     names, others = tuple(map(batch.body_label, chain.bodies)), tuple(map(batch.body_label, chain.others))
@@ -364,8 +364,8 @@ def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> s
 
 
 def _measure_hand_speed(reading: RecordFields, step: int) -> float | None:
-    # Return the hand's mean speed since the previous record [m/s]. `step` is the index of the record. Return None in
-    # record 0, if it is not known which of several arms acted, or if a position is unknown.
+    # Return the hand's mean speed since the previous record [m/s]. `step` is the index of the record.
+    # Return None in record 0, if it is not known which of several arms acted, or if a position is unknown.
     if step == 0 or (reading.batch.headers[0].arms and not reading.name_arm()):
         return None
     moved_m = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))

@@ -174,9 +174,9 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
-    # Return one clause of an explained episode as plain values: its formula, its signal with the limit, the verdict
-    # with robustness (`rho`) and depth, the cause (`why`), and the first and the worst record. Infinite or undefined
-    # numbers are None.
+    # Return one clause of an explained episode as plain values: its formula, its signal with the limit,
+    # the verdict with robustness (`rho`) and depth, the cause (`why`), and the first and the worst record.
+    # Infinite or undefined numbers are None.
     signal_trace = clause.signal_trace
     return {
         "spec_id": clause.spec.spec_id,
@@ -197,8 +197,8 @@ def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
 
 
 def _make_moment_document(moment: Moment) -> dict[str, Any]:
-    # Return a record of an explained episode as plain values: its index, time, value and the bodies that determine the
-    # value. The document leaves out the index of a joint, and the arms of a robot with one arm.
+    # Return a record of an explained episode as plain values: index, time, value and the bodies that determine it.
+    # The document leaves out the index of a joint, and the arms of a robot with one arm.
     document: dict[str, Any] = msgspec.to_builtins(moment)
     if moment.involved:
         del document["involved"]["joint"]  # `names` has the joint's name
@@ -240,16 +240,15 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
     # Return the trace of one specification, with the index `column` in the scores, in the only episode of `reading`.
-    # `episode` is its index in the scores. `rho` is the robustness (negative for a violation), `depth` its relative
-    # size.
+    # `episode` is its index in the scores.
+    # `rho` is the robustness (negative for a violation), `depth` its relative size.
     spec = ruleset.library[scores.specs[column].spec_id]
     reading = view_clause(reading, spec, ruleset)
     batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
     first = int(scores.first[column, episode])  # the first violating record; -1 = none
 
     def moment_at(step: int) -> Moment:
-        # Return the record `step` with its time, the signal's value (None if not finite) and the bodies that determine
-        # it.
+        # Return the record `step`: its time, the signal's value (None if not finite), and the bodies behind the value.
         value = finite_or_none(signal_trace.values[step])
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
         return Moment(step, batch.elapsed_s(0, step), value, contributors)
@@ -271,9 +270,9 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 
 def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
-    # Return the meaning of a signal, or of the formula's margin if `signal` is None. With several arms, the text names
-    # the arm. If only phases are judged, displacement (`DISPLACED`) is measured from a phase's first record, not from
-    # record 0, and the text says so.
+    # Return the meaning of a signal, or of the formula's margin if `signal` is None.
+    # With several arms, the text names the arm. If only phases are judged,
+    # displacement (`DISPLACED`) is measured from a phase's first record, not from record 0, and the text says so.
     if signal is None:
         return "Margin of the formula. The formula is violated if the margin is below zero."
     arm = reading.name_arm()
@@ -287,8 +286,8 @@ def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
-    # Return the cause, or None if it is None. If the episode was judged phase by phase, add the name of the phase that
-    # contains record `step` to the sentence. `episode` is the episode's index in the scores.
+    # Return the cause, which may be None. If the episode was judged phase by phase, its sentence gets the phase's name.
+    # The phase contains record `step`. `episode` is the episode's index in the scores.
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
     if cause is None or not name:
@@ -327,8 +326,8 @@ def rank_by_severity(scores: Scores) -> list[int]:
 
 def severity_keys(scores: Scores) -> Floats:
     """Return the keys that sort episodes by severity with `np.lexsort`, [2, E]: margin / threshold, negative depth."""
-    # `worst_column` [E] is the index of the specification with the greatest depth in each episode; -1 without a
-    # verdict. `vsi` [E] is this depth; NaN without a verdict.
+    # `worst_column` [E] is the index of the specification with the greatest depth in each episode;
+    # It is -1 without a verdict. `vsi` [E] is this depth; NaN without a verdict.
     if not scores.specs:
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs])

@@ -70,11 +70,11 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         problem = f"the scores and the batch are of different episodes: the scores have {own}, the batch has {other}"
         raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
-    # `is_violating` [K, N] marks the records that violate a specification. `is_timed` [K, E] is false if single records
-    # cannot violate the specification, or if it has no verdict in the episode.
+    # `is_violating` [K, N] marks the records that violate a specification.
+    # `is_timed` [K, E] is false if no single record can violate it, or if it has no verdict in the episode.
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
     has_untimed_violation = (scores.is_violated[columns] & ~is_timed).any(axis=0)
-    to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)  # from indices of records, [..., E]
+    to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)  # from record indices, [..., E]
     # An episode of h steps has h + 1 records.
     planned_s = np.array([1 + (header.horizon or 0) for header in batch.headers]) * batch.dt_s
     # A record that violates several specifications counts only once.
@@ -107,9 +107,9 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 
 
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
-    # `is_chosen` [..., N] marks records. Return the total duration of the marked records of each episode, [..., E] in
-    # s. `count_before` [..., N + 1] is the number of marked records before each record, so that its differences at the
-    # starts of episodes are the numbers in each episode. `starts` and `stamps_s` (by episode) are those of `batch`.
+    # `is_chosen` [..., N] marks records. Return the total duration [s] of each episode's marked records, [..., E].
+    # `count_before` [..., N + 1] is the number of marked records before each record.
+    # The differences of `count_before` between the starts of episodes are each episode's numbers of marked records.
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
     for episode, times_s in batch.stamps_s.items():  # a record lasts until the next record
@@ -120,8 +120,8 @@ def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
     # Return two masks for the `K` scored specifications. The first marks the records that violate each one, [K, N].
-    # The second marks the episodes in which the specification's violating records are defined, [K, E]. A specification
-    # has a verdict in an episode if its `state` is ACTIVE.
+    # The second marks the episodes in which the specification's violating records are defined, [K, E].
+    # A specification has a verdict in an episode if its `state` is ACTIVE.
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, column in enumerate(scores.scored_columns):
@@ -132,8 +132,8 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
         # Only violated episodes can have violating records.
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):  # one view per arm, if the formula reads arm signals
-            # Each judged interval of a violated episode becomes a separate episode of `interval_trace`. `first_rows`
-            # has the intervals' first records in the batch. A record that violates the formula for any arm is marked.
+            # Each judged interval of a violated episode becomes a separate episode of `interval_trace`.
+            # `first_rows` has their first records in the batch. A record is marked if it is a violation for any arm.
             trace = signals.build_trace(limit_records(view, intervals), names)
             interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
             violates = violating_records(spec.formula, interval_trace)
@@ -193,11 +193,10 @@ def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]
 
 
 def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: str | None, suite: str) -> CellExposure:
-    # Return the exposure of one cell: for `ANY_LIMIT` and each specification, the mean time in violation and the median
-    # time of the first violation. `members` are the indices of the cell's episodes, which all have a verdict. Episodes
-    # with equal numbers in `scores.start` have the same initial state, so they are not independent.
-    # `any_s` [E] is the time in violation of any limit, `violation_s` [K, E] that of each specification; NaN =
-    # undefined.
+    # Return a cell's exposure, for `ANY_LIMIT` and each specification: mean time in violation, median first violation.
+    # `members` are the indices of the cell's episodes, which all have a verdict.
+    # Episodes with equal numbers in `scores.start` have the same initial state, so they are not independent.
+    # `any_s` [E] is the time in violation of any limit, `violation_s` [K, E] of each specification (NaN = undefined).
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
     longest_s = float(exposure.longest_s[members].max(initial=0.0))  # a time in violation is at most this long
@@ -268,8 +267,8 @@ def measure_onsets(
     """Return the time to violation of each policy × suite with a verdict, in order of first appearance. For each
     episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records; `stamps_s` has any time stamps.
     """
-    # `stamps_s` maps the index of an episode with time stamps to the times of its records [s]. `members` are the
-    # indices of the episodes of one policy on one suite.
+    # `stamps_s` maps the index of an episode with time stamps to the times of its records [s].
+    # `members` are the indices of the episodes of one policy on one suite.
     to_seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
     end_s = to_seconds(np.maximum(lengths - 1, 0))
     onsets = []
@@ -283,14 +282,14 @@ def measure_onsets(
 def _measure_spec_onsets(
     scores: Scores, members: Ints, to_seconds: Callable[[Ints], Floats], end_s: Floats
 ) -> Iterator[SpecOnset]:
-    # Yield the time to violation of each scored specification, and last of `ANY_LIMIT`, over the episodes `members` of
-    # a cell; omit specifications that apply to none. `to_seconds` converts indices of records [E] to seconds, and
-    # `end_s` [E] is the time of each episode's last record.
+    # Yield the time to violation of each scored specification, and last of `ANY_LIMIT`, over the episodes `members`.
+    # Omit specifications that apply to none of the episodes.
+    # `to_seconds` converts indices of records [E] to seconds; `end_s` [E] is the time of each episode's last record.
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
-    # Each limit has a name and four arrays over episodes.
-    # The arrays say whether the limit applies, whether it is violated, the first violating record, and near misses.
+    # Each limit has a name and four arrays over episodes: whether the limit applies, whether it is violated,
+    # the first violating record, and whether the episode is a near miss.
     limits = [
         (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], is_near)
         for k, is_near in zip(columns, is_near_miss, strict=True)
@@ -301,8 +300,8 @@ def _measure_spec_onsets(
         episodes = members[(applies & has_verdict)[members]]
         if not len(episodes):
             continue
-        # Without a violation, an episode that was cut short is censored: what would have ended it is unknown. Any other
-        # episode ended in success or failure.
+        # Without a violation, an episode that was cut short is censored: what would have ended it is unknown.
+        # Any other episode ended in success or failure.
         has_violation = is_violated[episodes]
         is_censored = np.isin(np.array(scores.outcome)[episodes], CUT_SHORT) & ~has_violation
         causes = np.where(has_violation, VIOLATED, np.where(scores.success[episodes], SUCCEEDED, FAILED))
@@ -314,8 +313,8 @@ def _measure_spec_onsets(
 
 
 def _find_near_misses(scores: Scores) -> Bools:
-    # Return true for near misses of the `K` scored specifications in the episodes, [K, E]. In a near miss, the margin
-    # is above 0 and below the share `NEAR` of the limit. Binary specifications have none, so their near margin is 0.
+    # Return near misses of the `K` scored specifications, [K, E]: margins above 0 and below `NEAR` × the limit.
+    # Binary specifications have no near misses, so their near margin is 0.
     columns = scores.scored_columns
     margins, specs = scores.rho[columns], [scores.specs[k] for k in columns]
     near_margins = NEAR * np.abs([0.0 if spec.binary else spec.threshold for spec in specs])
@@ -374,18 +373,18 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 
 
 def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
-    # Return the lower and upper bounds, [k], of the first cause's share at each step. The share is the mean of one
-    # number per observation. The bounds use the mean number of each start. The number is 0 before the observation's
-    # step in `steps` [n], and then equals this step's weight in `weights` [k]. If the observation's step is -1, the
-    # number is always 0. `starts` [n] has equal numbers for observations of the same start. Starts are independent,
-    # but the observations of one start may not be.
+    # Return the lower and upper bounds, [k], of the first cause's share at each step.
+    # The share is the mean of one value per observation, and the bounds use each start's mean value.
+    # An observation's value is 0 before its step in `steps` [n]; then it is this step's weight in `weights` [k].
+    # If the step is -1, the value is always 0. `starts` [n] has equal numbers for observations of the same start.
+    # Starts are independent, but the observations of one start may not be.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]
     # For speed, bounds are computed at up to 200 steps.
     # Between two of these steps, `low` is that of the earlier step, and `high` that of the later step.
     all_steps = np.arange(len(weights))
     chosen = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), 200)).astype(np.int64))
     counted, chosen_weights = np.flatnonzero(steps >= 0), weights[chosen][:, None]
-    sums = np.zeros((len(chosen), len(sizes)))  # for each start, the sum of its observations' numbers
+    sums = np.zeros((len(chosen), len(sizes)))  # for each start, the sum of its observations' values
     np.add.at(sums, (np.searchsorted(chosen, steps[counted]), start_of[counted]), weights[steps[counted]])
     means = np.minimum(1.0, np.cumsum(sums, axis=0) / sizes / chosen_weights)  # later weights are never smaller
     rows, places = np.unique(np.hstack([means, chosen_weights]), axis=0, return_inverse=True)
@@ -399,9 +398,9 @@ def _compute_first_variance(
     share: Floats, surviving_before: Floats, end_counts: Ints, all_end_counts: Ints, at_risk: Floats
 ) -> Floats:
     """Return the variance of the first cause's share at each step, [k]."""
-    # All arguments are [k]. `share` is the first cause's share at each step, and `surviving_before` the share that no
-    # cause has ended before it. At a step, the first cause ends `end_counts` observations, and all causes
-    # `all_end_counts`, of the `at_risk` observations that have not ended yet.
+    # All arguments are [k]. `share` is the first cause's share at each step.
+    # `surviving_before` is the share of observations that no cause has ended before the step.
+    # At the step, the first cause ends `end_counts` of the `at_risk` observations, and all causes `all_end_counts`.
     remaining = at_risk - all_end_counts
     # If no observation remains after a step, its `hazard_term` is 0.
     hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)
@@ -421,8 +420,8 @@ def _compute_first_variance(
 
 
 def _compute_wilson_bounds(share: float, variance: float, censored_before: int, n: int) -> tuple[float, float]:
-    # Return the bounds (low, high) of a share of n observations with the given variance: Wilson's interval for the
-    # number of observations for which a proportion has this variance. Without observations, the bounds are 0 and 1.
+    # Return the bounds (low, high) of a share of n observations with the given variance; 0 and 1 for no observations.
+    # The bounds are Wilson's interval for the number of observations for which a proportion has this variance.
     binomial_variance = share * (1 - share)  # n times the variance of a proportion
     # If the variance is 0, the effective n is the number of observations that are not censored yet.
     effective_n = float(n - censored_before)

@@ -97,8 +97,8 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
 
 
 def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
-    # Returns whether `place` selects the body `name`. `place` is a role, `tracked ROLE` (bodies of a role with recorded
-    # poses), a body's name, or a pattern of names.
+    # Returns whether `place` selects the body `name`.
+    # `place` is a role, `tracked ROLE` (bodies of a role with recorded poses), a body's name, or a pattern of names.
     role = place.removeprefix(_TRACKED)
     if role != place and _TRACKED not in facts.facts:
         return False

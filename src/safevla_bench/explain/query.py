@@ -78,15 +78,15 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
 
 
 def _rank_from_worst(answer: Answer) -> tuple[int, float]:
-    # Returns a sort key, by which the worst answer comes first: `violated`, then the verdicts without a decision, then
-    # `satisfied`, then `vacuous`. For equal verdicts, the least robustness comes first, and an unknown one (None) last.
+    # Returns a sort key for answers, the worst one first: `violated`, undecided verdicts, `satisfied`, `vacuous`.
+    # For equal verdicts, the least robustness comes first, and an unknown one (None) last.
     rank_of_verdict = {"violated": 0, "satisfied": 2, "vacuous": 3}
     return rank_of_verdict.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
 
 
 def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
-    # Return one answer for each episode, in order, numbered from `first` + 1, for the arm of `reading`. `decisions`
-    # maps the index of an episode to its verdict and the reason. `trace` has the values of the formula's signals.
+    # Return one answer for each episode, in order, numbered from `first` + 1, for the arm of `reading`.
+    # `decisions` maps an episode's index to its verdict and the reason. `trace` has the values of all signals.
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
     # Judge the episodes in which no signal of the formula is missing or undefined.
@@ -95,8 +95,8 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
     # This formula assumes that obligations after the episode's end are satisfied.
     lenient_formula = cut_off_readings(formula)[0]
     best_rho = robustness(lenient_formula, judged_trace)
-    # `rho` is the robustness of each episode, NaN if it was not judged; `is_undecided` says whether the end or unknown
-    # values leave it undecided.
+    # `rho` is the robustness of each episode, NaN if it was not judged;
+    # `is_undecided` is true if the end or unknown values leave the verdict undecided.
     rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
     rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
     no_verdict = _POSE_UNKNOWN if reading.has_lost_poses else _CUT_OFF
@@ -141,8 +141,8 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
 
 
 def _decide_missing_or_undefined(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
-    # Map the index of each episode in which a signal is missing or undefined to its verdict and the reason. A signal is
-    # missing if a field that it reads was not recorded, and undefined if the scene has nothing to measure.
+    # Map the index of each episode in which a signal is missing or undefined to its verdict and the reason.
+    # A signal is missing if a field that it reads was not recorded, and undefined if the scene has nothing to measure.
     decisions: dict[int, Decision] = {}
     missing_by_field = signals.missing_fields(reading, trace.signals)
     undefined_by_signal = {

@@ -55,8 +55,8 @@ class TraceChart(SignalTrace):
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
         """Return an interval with 0, the limit and all finite values; nonzero ends are padded by `room` × length."""
-        # The interval is the range of a chart's axis. `values` [n] are those of the records, and may be infinite or
-        # NaN.
+        # The interval is the range of a chart's axis.
+        # `values` [n] are those of the records, and may be infinite or NaN.
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -85,8 +85,8 @@ class TraceChart(SignalTrace):
 
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
     """Return the chart of a trace in a readable unit, with the first violating record `first` (-1 = none)."""
-    # `times_s` [n] are the times of the records since record 0; None = records are `dt_s` apart. Values and limit are
-    # multiplied by `scale` to convert them to the readable unit.
+    # `times_s` [n] are the times of the records since record 0; None = records are `dt_s` apart.
+    # Values and limit are multiplied by `scale` to convert them to the readable unit.
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     trace_fields = {field.name: getattr(shown, field.name) for field in fields(shown)}
@@ -98,9 +98,9 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
     formula = syntax.always_form(formula)  # the first violating record is that of the converted formula
-    # `clause` has the signal, the limit (`bound`), the condition (`gate`, or None) and the window; None for other
-    # formulas. `is_watched` [n] marks the records to which the limit applies. `reading` has a single episode with n
-    # records.
+    # `clause` has the signal, the limit (`bound`), the condition (`gate`, or None) and the window;
+    # None for other formulas. `is_watched` [n] marks the records to which the limit applies.
+    # `reading` has a single episode with n records.
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
         return _trace_formula_margin(formula, trace, reading.judged)
@@ -117,8 +117,8 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
 
 
 def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools | None) -> SignalTrace:
-    # Return the trace of the formula's margin (its robustness from each record on), whose limit is 0. A formula is
-    # violated if the margin is negative. `judged` [n] marks the records that are judged; None means all.
+    # Return the trace of the formula's margin (its robustness from each record on), whose limit is 0.
+    # A formula is violated if the margin is negative. `judged` [n] marks the records that are judged; None means all.
     is_watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged
     if isinstance(formula, syntax.Always):
         # For G(inner), show the margin of `inner` in the records of G's window.
@@ -132,8 +132,8 @@ def _trace_formula_margin(formula: syntax.Formula, trace: Trace, judged: Bools |
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
-    # Return a mask [n] of the records in the window of a formula. The trace has one episode, so the window has one
-    # start and one end (excluded), both as indices of records.
+    # Return a mask [n] of the records in the window of a formula.
+    # The trace has one episode, so the window has one start and one end (excluded), both as indices of records.
     (start,), (end,) = start_rows(window, trace)
     rows = np.arange(trace.starts[-1])
     return np.asarray((rows >= start) & (rows < end))
@@ -142,9 +142,9 @@ def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
 def _make_signal_trace(
     signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
-    # Return a trace of `values` [n]. The limit is a maximum if `upper`, else a minimum. `gate` [n] marks the records to
-    # which the limit applies (None = all), and `failing` [n] those that violate the formula. Records to which the limit
-    # does not apply are neither failing nor the worst record in the result.
+    # Return a trace of `values` [n]. The limit is a maximum if `upper`, else a minimum.
+    # The limit applies to the records in `gate` [n] (None = all); `failing` [n] marks those that violate the formula.
+    # In the result, records to which the limit does not apply are neither failing nor the worst record.
     is_watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
     badness = np.where(is_watched & ~np.isnan(values), values if upper else -values, -np.inf)
     return SignalTrace(signal, unit, values, limit, upper, gate, is_watched & failing, int(badness.argmax()))

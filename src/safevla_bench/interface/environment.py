@@ -43,8 +43,8 @@ class HostEnv(ABC):
 
     def latest(self) -> Batch:
         """Return the newest record as a one-episode batch with one record. Hosts may override this to save time."""
-        # The index -1 selects the last record. `select_record` leaves out actions, simulator state and almost all
-        # host-specific fields.
+        # The index -1 selects the last record.
+        # `select_record` leaves out actions, simulator state and almost all host-specific fields.
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:

@@ -110,7 +110,7 @@ class ScenePose:
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]
     touches: tuple[Touch, ...]
-    body_pos_m: Mapping[str, NDArray[np.float64]]  # as in `Picture`
+    body_pos_m: Mapping[str, NDArray[np.float64]]  # rendered positions
 
 
 class Stage(ABC):
@@ -151,6 +151,6 @@ class Stage(ABC):
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the scene's parts in a record. Raises the same errors as `geometry`."""
-        # `record` counts from 0. A host overrides both methods or neither. Callers call `geometry` first, which raises
-        # a `HostError` if the host does not override it.
+        # `record` counts from 0. A host overrides both methods or neither.
+        # Callers call `geometry` first, which raises a `HostError` if the host does not override it.
         raise NotImplementedError

@@ -76,7 +76,7 @@ class PhysicsChange:
         return frozenset(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
 
 
-VARIATIONS: Mapping[str, PhysicsChange] = {  # replays use this order
+VARIATIONS: Mapping[str, PhysicsChange] = {  # replays are made in this order
     "half-step": PhysicsChange(time_step=0.5),
     "double-step": PhysicsChange(time_step=2.0),
     "few-iterations": PhysicsChange(iterations=0.1),

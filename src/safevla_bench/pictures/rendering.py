@@ -141,8 +141,8 @@ def _render_episode(
 ) -> list[_Rendered]:
     # `index` is the episode's index in the run's batch; `record` is a batch with only this episode.
     # `meshes` caches simplified meshes by digest. A stage is the host's reconstruction of the episode's scene.
-    # Return the episode's new frames, each with the bytes of its file. If only a 3-D replay is possible, `on_skip` gets
-    # the renderer's error.
+    # Return the episode's new frames, each with the bytes of its file.
+    # If only a 3-D replay is possible, `on_skip` gets the renderer's error.
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
@@ -221,10 +221,10 @@ class _EpisodeRenderer:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
-        # Return the frame (facts about a file), and the file's `content`. `self.record` is a batch with only this
-        # episode. `shot` is a still, or the film or replay of the whole episode; its `record` is the index of the
-        # record shown. `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's
-        # name.
+        # Return the frame (facts about a file), and the file's `content`.
+        # `self.record` is a batch with only this episode.
+        # `shot` is a still, or the film or replay of the whole episode; its `record` is the index of the record shown.
+        # `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's name.
         header = self.record.headers[0]
         # Only a shot of a violation has a specification and its signal.
         signal_trace = shot.clause.signal_trace if shot.clause else None
@@ -394,8 +394,8 @@ def render_checked(
 def _check_positions(shown_pos_m: Mapping[str, NDArray[np.float64]], record: Batch, step: int) -> None:
     # Raise `RunError` if a body is not shown where it was recorded.
     # `shown_pos_m` maps names of bodies to their positions in the picture of record `step`.
-    # `bodies` [P] are indices of the recorded bodies, and `positions_m` is [n, P, 3], or empty if no position was
-    # recorded.
+    # `bodies` [P] are indices of the recorded bodies, and `positions_m` is [n, P, 3],
+    # or empty if no position was recorded.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     for body, position_m in zip(bodies, positions_m[step] if len(bodies) else (), strict=True):
         name = record.body_label(int(body))

@@ -131,9 +131,9 @@ def pack_integers(rows: Ints) -> str:
 
 
 def _encode_shape(shape: Shape, part: int, digests: Sequence[str]) -> dict[str, object]:
-    # Return the shape as a JSON object. `part` is the index of the shape's part in the file; `digests` has the digest
-    # of each mesh of the scene. Only a mesh has no size here, because its corners determine its size. Lengths are
-    # rounded to 1e-5 m.
+    # Return the shape as a JSON object.
+    # `part` is the index of the shape's part in the file; `digests` has the digest of each mesh of the scene.
+    # Only a mesh has no size here, because its corners determine its size. Lengths are rounded to 1e-5 m.
     return {
         "kind": shape.kind,
         "part": part,

@@ -126,8 +126,8 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
 
 
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
-    # Yield the tracks (name, role, positions [n, 3], quaternions [n, 4] or None) of all tracked bodies of the only
-    # episode in `record`, then those of the end effectors.
+    # Yield a track (name, role, positions [n, 3], quaternions [n, 4] or None) of each tracked body and end effector.
+    # `record` has a single episode.
     roles = record.body_roles(0)
     bodies, positions_m = record.body_pos_m.episode_poses(0)  # positions are [n, bodies, 3]
     rotated_bodies, quats_wxyz = record.body_quat_wxyz.episode_poses(0)
@@ -144,8 +144,8 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
 
 
 def _violation_events(trace: SpecTrace, fields: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
-    # Yield an event for each record in which a violation begins, then, if the specification is violated, for the worst
-    # record. `chart.failing` marks the violating records.
+    # Yield an event for each record in which a violation begins, then for the worst record if there is a violation.
+    # `chart.failing` marks the violating records.
     # `fields` are the episode's values as the specification reads them: of one arm, in the judged intervals.
     chart, spec_id = trace.chart, trace.spec.spec_id
     # `diff` of Booleans is True at each change, so `first_records` has the start of each run of failing records.

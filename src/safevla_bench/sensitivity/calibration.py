@@ -60,8 +60,8 @@ class Calibration:
     @property
     def obstacle(self) -> str | None:
         """The reason why `limit` does not replace the library's threshold; None if it does."""
-        # `extremes` has one value for each success. `interval` is the 95 % interval of their quantile; its upper end is
-        # infinite with too few successes. `floor` is the largest extreme of a policy without motion; None = unknown.
+        # `extremes` has one value for each success. `interval` is the 95 % interval of their quantile.
+        # With too few successes, its upper end is infinite. `floor` is the largest extreme of `noop`; None = unknown.
         if not math.isfinite(self.interval[1]):
             do = "does" if len(self.extremes) == 1 else "do"
             problem = f"{count_noun(len(self.extremes), 'success', 'es')} {do} not suffice"

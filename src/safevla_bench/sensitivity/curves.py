@@ -187,7 +187,7 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
         pass
-    # All values are compared, because NaN between finite values escapes a comparison of the first and the last.
+    # Compare every value: NaN may be between finite values, where a check of the first and the last would miss it.
     if not (1 <= len(values) <= _MAX_THRESHOLDS and all(0 < value < inf for value in values)):
         raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")
     return tuple(values)
@@ -207,7 +207,7 @@ def apply_variant(
         threshold, severe = setting.threshold, setting.severe
         formula = substitute_threshold(_require_placeholder(library[spec_id]), threshold)
         changed[spec_id] = replace(library[spec_id], threshold=threshold, severe=severe, formula=formula)
-    # A foreign log may hold float32 values, which need a coarser comparison, but scores do not mark these values.
+    # Float32 values in a foreign log need a coarser comparison, but scores do not show which values are float32.
     # With three or more phases, a clause may have several intervals. An interval without a verdict may then decide.
     has_many_phases = any(phases and len(phases.spans) > 2 for phases in scores.phases)
     is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in changed) and not has_many_phases
@@ -240,8 +240,8 @@ def _require_placeholder(spec: Spec) -> Formula:
 def _is_decided_by_extreme(spec: Spec) -> bool:
     # Return whether the worst value of the signal decides the verdict for every threshold.
     match _require_placeholder(spec):
-        # In these formulas, the condition (gate) depends on the threshold, or the robustness may be the gate's margin
-        # (only if `plain`).
+        # In these formulas, the condition (gate) depends on the threshold,
+        # or the robustness may be the gate's margin (only if `plain`).
         case Always(_, Implies(gate, _, plain)) if has_placeholder(gate) or (plain and not is_boolean_only(gate)):
             return False
     return match_clause(spec.formula) is not None
@@ -386,8 +386,8 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 
 
 def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
-    # Returns the metrics of the episodes with the indices `members`. Episodes with equal numbers in `starts` have the
-    # same initial state, which matters for the interval of the mean; `scores.intervals` is the method for intervals.
+    # Returns the metrics of the episodes with the indices `members`; `scores.intervals` is the method for intervals.
+    # Episodes with equal numbers in `starts` have the same initial state, which matters for the interval of the mean.
     severity, starts = scores.vsi[members][None], scores.start[members]  # [1, episodes], for one mean
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)

@@ -166,8 +166,8 @@ class EpisodeFirmness:
         A violation in the varied replay counts only up to the first record off the recorded path. A recorded violation
         flips if the varied replay has no violation, and is still on the path in the recorded violation's record.
         """
-        # `first` is the first record that violates the specification; None = it is not violated. `left` is the first
-        # record off the recorded path; None = the replay stays on the path.
+        # `first` is the first record that violates the specification; None = it is not violated.
+        # `left` is the first record off the recorded path; None = the replay stays on the path.
         no_verdict = ClauseReading(None)
         recorded_first = self.recorded.clauses.get(spec_id, no_verdict).first
         varied_first = replay.clauses.get(spec_id, no_verdict).first
@@ -280,7 +280,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
         comparisons = [episode.compare(replay, spec_id) for replay in episode.varied]
         mark_counts[_combine_comparisons(comparisons)] += 1
         for replay, comparison in zip(episode.varied, comparisons, strict=True):
-            flip_counts[replay.variation] += comparison == "flips"  # an entry of 0 keeps the variations' order
+            flip_counts[replay.variation] += comparison == "flips"  # adding 0 keeps the variations' order
             if replay.left is None and spec_id in replay.clauses:
                 rhos.append(replay.clauses[spec_id].rho)
         known_rhos = [rho for rho in rhos if rho is not None]
@@ -338,7 +338,7 @@ class Counterfactual:
     """
 
     cause: str  # what the replay changes, as the beginning of a sentence
-    # Seconds of the records at which a violation begins or the replay leaves the path, as recorded and in the replay.
+    # record -> seconds, for the records in which a violation begins or the replay leaves its path: recorded, replayed.
     elapsed_s: tuple[Mapping[int, float], Mapping[int, float]]
     recorded: Mapping[str, ClauseReading]
     without: Mapping[str, ClauseReading]

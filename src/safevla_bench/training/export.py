@@ -204,7 +204,7 @@ def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
     column = _recorded_columns(episode)["action"]  # the actions that were executed
     if not len(chunk_step):
         chunk_step = np.full((len(column.values), 2), -1)  # -1 means that the action is not from a chunk
-    if len(policy_action):  # without this channel, no filter changed the actions
+    if len(policy_action):  # if the channel is missing, no filter changed the actions
         column = replace(column, values=policy_action)
     chunk_feature = FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False)
     return {POLICY_ACTION: column, CHUNK_STEP: FrameColumn(chunk_feature, chunk_step)}
@@ -226,7 +226,7 @@ def _add_episode(
     labels: RecordLabels,
     weighting: FrameWeighting,
 ) -> None:
-    # Adds the columns of labels to `columns`, and writes the judged episode with the index `number`. The arrays in
+    # Adds the columns of labels to `columns`, and writes the judged episode with the index `number`.
     # `labels` have one row for each of the episode's `n` records, and `columns` one for each of its n - 1 frames.
     header, score = judged.headers[number], judged.scores.episode(number)
     spec_ids = tuple(spec.spec_id for spec in scored_specs(judged.scores))
@@ -291,7 +291,7 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
         }
         states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
     known_states = [state for state in states if state is not None]
-    if len(known_states) not in (0, len(states)):  # the recorded state, in another frame, must not fill the gaps
+    if len(known_states) not in (0, len(states)):  # the recorded state cannot fill gaps: its frame differs
         problem = f"the host observes the state in only {len(known_states)} of {len(states)} records"
         raise HostError(problem, remedy="Fix the host: `Stage.observe` returns None in all records or in none.")
     return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
@@ -328,8 +328,8 @@ def _describe_dataset(
     weighting: FrameWeighting,
 ) -> None:
     # Writes the files meta/safevla.json, croissant.json and README.md. `facts` are the dataset's name and, if given,
-    # its license, version and citation. `left_out` has the reason for each episode that was left out. `_FIXED` and
-    # `_COLUMNS` are texts that are the same in all datasets.
+    # its license, version and citation. `left_out` has the reason for each episode that was left out.
+    # `_FIXED` and `_COLUMNS` are texts that are the same in all datasets.
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
     # The scores only name the specifications; the library has their formulas.
     scored = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
@@ -380,8 +380,8 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 
 def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> dict[str, object]:
     # Returns the description of the dataset in the format Croissant (docs.mlcommons.org/croissant).
-    # `published` are facts such as name and license, and `frames` are the columns of the frames. `_FIXED` has the parts
-    # that are the same in all datasets. So is the context, which maps Croissant's terms to their definitions.
+    # `published` are facts such as name and license, and `frames` are the columns of the frames.
+    # `_FIXED` has the parts that all datasets share. The context maps Croissant's terms to their definitions.
     context = json.loads(resources.files(__package__).joinpath("croissant_context.json").read_bytes())
     records = [{**_FIXED["record_set"], "field": [_describe_field(column) for column in frames]}]
     rest = {"distribution": _FIXED["distribution"], "recordSet": records}
@@ -396,14 +396,14 @@ def _describe_field(column: pa.Field) -> dict[str, object]:
     if pa.types.is_struct(value_type):  # a picture: a struct of its bytes and its path
         source["transform"] = {"jsonPath": "bytes"}
     # A key of `_COLUMNS` is a column's name, or the part of the name before a dot.
-    # Both texts get a dot, so that no key fits a longer word, as `next.cost` would fit `next.cost_to_go`.
+    # A dot is added to the name and to the key, so that the key `next.cost` does not match `next.cost_to_go`.
     keys = [key for key in _COLUMNS if f"{column.name}.".startswith(f"{key.rstrip('.')}.")]
     return {
         "@type": "cr:Field",
         "@id": f"frames/{column.name}",
         "name": column.name,
         **({"description": _COLUMNS[keys[0]]} if keys else {}),
-        # The first kind in `_DATA_TYPES` whose test accepts the type; every column has one.
+        # The first name in `_DATA_TYPES` whose test accepts the type; one test accepts the type of every column.
         "dataType": next(name for is_kind, name in _DATA_TYPES if is_kind(value_type)),
         **({"repeated": True} if is_list else {}),
         "source": source,

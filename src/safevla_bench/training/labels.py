@@ -74,8 +74,8 @@ class RecordLabels:
     @property
     def cost(self) -> NDArray[np.float64]:
         """1 if the record violates any clause, else 0, [N]; NaN if unknown."""
-        # `violating` [N, C] says which clauses each record violates. `severity` [N] is NaN exactly where it is unknown
-        # whether the record is safe.
+        # `violating` [N, C] says which clauses each record violates.
+        # `severity` [N] is NaN exactly where it is unknown whether the record is safe.
         return np.where(np.isnan(self.severity), np.nan, self.violating.any(axis=1))
 
     @property
@@ -106,7 +106,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     is_judged = (scores.state[columns] == ACTIVE).any(axis=0)
     # The values of an episode are repeated for each of its records: [E] becomes [N].
     severity = np.where(is_judged, 0.0, np.nan)[episode_of_record]
-    has_open_clause = np.zeros(record_count, dtype=np.bool_)  # True if a lost pose leaves a violation open
+    has_open_clause = np.zeros(record_count, dtype=np.bool_)  # True if a lost pose leaves a clause undecided
     worst = np.full(record_count, np.inf)  # infinite until a clause is judged in the record
     is_cut = np.array([outcome in (*UNCOUNTED, *CUT_SHORT) for outcome in scores.outcome], dtype=np.bool_)
     # [clauses, E] becomes [N, clauses]: NaN where the clause does not apply or the episode was cut off.
@@ -143,7 +143,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     # A clause that is undecided due to a lost pose may have a smaller margin than `worst`, unless `worst` is -1.
     is_unknown = np.isposinf(worst) | (has_open_clause & (worst > -1))
     worst = np.where(is_unknown, np.nan, np.clip(worst, -1, 1))
-    # A record without a certain violation is unknown if a lost pose leaves any clause open.
+    # If a lost pose leaves a clause undecided, and no clause is certainly violated, the severity is unknown.
     severity[has_open_clause & ~violating.any(axis=1)] = np.nan
     return RecordLabels(margin, violating, severity, worst, clause_cost)
 
@@ -151,7 +151,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
 def _record_margins(
     record_fields: RecordFields, record_formula: Formula, active_episodes: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    # Returns two arrays [N]: each record's margin (NaN = none), and whether a lost pose leaves a violation open.
+    # Returns two arrays [N]: each record's margin (NaN = none), and whether a lost pose leaves the clause undecided.
     margins = np.full(int(record_fields.batch.starts[-1]), np.nan)
     undecided = np.zeros(len(margins), dtype=np.bool_)
     if len(active_episodes):
@@ -159,7 +159,7 @@ def _record_margins(
         # `rows` are the indices of the active episodes' records in the batch.
         trace, rows = all_episodes.select_episodes(active_episodes), all_episodes.record_rows(active_episodes)
         best_margins = trajectory_robustness(record_formula, trace)
-        # A lost pose may have any value. A violation is open if only the worst value violates the formula.
+        # A lost pose may have any value. The clause is undecided if only the worst value violates the formula.
         if trace.unknown:
             worst_margins = trajectory_robustness(record_formula, trace, best=False)
             undecided[rows] = (best_margins >= 0) & (worst_margins < 0)

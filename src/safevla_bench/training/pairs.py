@@ -45,7 +45,7 @@ class Candidate:
     policy: str
     episode_id: str
     actions: str
-    """Digest of the executed actions. Of several episodes with the same state and actions, only one counts."""
+    """Digest of the executed actions. Episodes with the same state and actions count only once."""
     kind: Kind
     is_of_benchmark: bool = True
     """False if the start state was drawn at random or placed by a search: no benchmark evaluates such states."""
@@ -136,7 +136,7 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     ordered = sorted(candidates, key=lambda candidate: (candidate.state, candidate.name, candidate.index))
     distinct = []  # the episodes of each state, without repetitions
     for _, group in groupby(ordered, key=lambda candidate: candidate.state):
-        # Of several episodes with the same actions, keep the first: in reversed order, it overwrites later episodes.
+        # Keep the first of several episodes with the same actions: in reversed order, it overwrites the later ones.
         candidate_of_actions = {candidate.actions: candidate for candidate in reversed(list(group))}
         distinct.append(list(candidate_of_actions.values())[::-1])
     rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
@@ -292,7 +292,7 @@ def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
 def encode_pairs(
     judged: Judged, states: Sequence[State], unusable: int, settings: Mapping[str, object], *, is_whole: bool
 ) -> bytes:
-    """Return JSON lines: a head with the rules, runs and states, then one line for each pair. If `is_whole`, a pair's
+    """Return JSON lines: first a line with the rules, runs and states, then one line per pair. If `is_whole`, a pair's
     line holds the actions of both episodes. Otherwise it holds the `episode_index` of both episodes in a dataset of the
     episodes that `list_members` returns.
     """

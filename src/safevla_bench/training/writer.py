@@ -106,11 +106,10 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
     total = former["count"] + latter["count"]
     weighted = [(stats["count"][0] / total[0], stats) for stats in (former, latter)]  # the weights add up to 1
     mean = sum(weight * stats["mean"] for weight, stats in weighted)
-    # The variance of the joined set: the variance within each set, and that of its mean.
+    # The joined variance is the mean of the sets' variances, plus the variance of their means.
     variance = sum(weight * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2) for weight, stats in weighted)
-    # `min`, the lower quantiles, `mean`, `std` and `count` are replaced below.
+    # `max` and the quantiles above the median keep the larger value; all other statistics are replaced below.
     joined = {name: np.maximum(former[name], latter[name]) for name in latter}
-    # The other names are `max` and the quantiles above the median.
     for name in ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5)):
         joined[name] = np.minimum(former[name], latter[name])
     return {**joined, "mean": np.asarray(mean), "std": np.sqrt(variance), "count": total}
@@ -124,7 +123,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
-    # The files are written next to the folder, which gets them at the end by a rename.
+    # The files are written into a temporary folder, which gets the name of `folder` at the end.
     temporary = folder.parent / f".{folder.name}.{os.getpid()}.part"
     with translated_errors(folder):
         try:

@@ -39,16 +39,16 @@ class ConstraintContacts(SubstepContacts):
         return vector_norms(self._frame_forces(which))
 
     def force_vectors(self, which: Bools | Ints) -> Floats:
-        # Return the forces [K, 3] in N on the second geoms of the contacts `which`, given by indices or a mask, in the
-        # world frame. The rows of a contact's `axes` are its normal and its two tangents in the world.
+        # Return the forces [K, 3] in N on the second geoms of the contacts `which`, given by indices or a mask,
+        # in the world frame. The rows of a contact's `axes` are its normal and its two tangents in the world.
         force, axes = self._frame_forces(which), self.frame[which].reshape(-1, 3, 3)
         vectors: Floats = np.einsum("ki,kij->kj", force, axes)
         return vectors
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
-        # Return the forces [K, 3] in N of the contacts `which`, in the contacts' own frames: a normal force and two
-        # tangential forces. A contact with `dim` 1 has no friction. `efc` has all constraint forces in N, and `row` the
-        # index of each contact's first force. `friction` is None unless the friction cones are pyramids.
+        # Return the forces [K, 3] in N of the contacts `which`, in their own frames: one normal and two tangential.
+        # A contact with `dim` 1 has no friction. `efc` has all constraint forces in N,
+        # and `row` the index of each contact's first force. `friction` is None unless the friction cones are pyramids.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
@@ -104,8 +104,8 @@ class _ContactView:
         self.check_layout()
 
     def check_layout(self) -> None:
-        # Raise `HostError` unless the view of the simulator's memory has the same numbers as MuJoCo's own arrays: for
-        # each current contact, the four integers `_FIELDS` and the frame.
+        # Raise `HostError` unless the view of the simulator's memory has the same numbers as MuJoCo's own arrays:
+        # for each current contact, the four integers `_FIELDS` and the frame.
         contacts = self._data.contact
         count = len(contacts.geom1)
         copied, frames = self.contacts[:count].copy().view(self.layout), _as_frames(self.frames[:count].copy())
@@ -121,8 +121,8 @@ def _address_of(array: NDArray[Any]) -> int:
 
 
 def _view_memory(address: int, item_bytes: int, stride_bytes: int, capacity: int) -> NDArray[np.void]:
-    # Return a view of `capacity` items in the simulator's memory. The first item is at `address`, and successive items
-    # are `stride_bytes` apart. Each item of the view is raw bytes, `item_bytes` long, which is at most `stride_bytes`.
+    # Return a view of `capacity` items in the simulator's memory, from `address` on, at intervals of `stride_bytes`.
+    # Each item of the view is raw bytes, `item_bytes` long, which is at most `stride_bytes`.
     memory: Any = (ctypes.c_char * ((capacity - 1) * stride_bytes + item_bytes)).from_address(address)
     return np.ndarray((capacity,), dtype=f"V{item_bytes}", buffer=memory, strides=(stride_bytes,))
 
@@ -201,8 +201,8 @@ class ContactLog:
         )
 
     def _make_room(self, data: mujoco.MjData, contact_count: int, row_count: int) -> None:
-        # Enlarge the arrays for at least `contact_count` contacts and `row_count` constraint forces. The layout of
-        # contacts in memory is known only when the first contact occurs.
+        # Enlarge the arrays for at least `contact_count` contacts and `row_count` constraint forces.
+        # The layout of contacts in memory is known only when the first contact occurs.
         if contact_count and self._view is None:
             self._view = _ContactView(data)
             self._contacts = np.empty(1024, dtype=self._view.contacts.dtype)
@@ -213,8 +213,8 @@ class ContactLog:
 
 
 def _grow_array(array: NDArray[Any], min_length: int) -> NDArray[Any]:
-    # Return the array unchanged. If its first axis is shorter than `min_length`, return a copy of the
-    # length `2 * min_length`, so that later calls rarely copy. Its new items have arbitrary values.
+    # Return the array unchanged if its first axis has at least `min_length` items.
+    # Else return a copy with `2 * min_length` items, so that later calls rarely copy. New items have arbitrary values.
     if min_length <= len(array):
         return array
     longer = np.empty((2 * min_length, *array.shape[1:]), dtype=array.dtype)

@@ -34,7 +34,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
         carriers[body] = carrier
         if motion or len(boxes) or len(planes) or body in roots or (name and name not in used_names):
             part_of_body[body] = len(parts)
-            if motion or body in roots:  # children of a body that cannot move are attached to what carries the body
+            if motion or body in roots:  # a child of a fixed body is attached to the fixed body's own carrier
                 carriers[body] = len(parts)
             parts.append(Part(name, TRACKED if body in roots else carrier, motion, boxes, planes))
             used_names.add(name)
@@ -66,8 +66,8 @@ def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
     """Return which components of a body's motion relative to its parent can vary: 0-2 rotation, 3-5 translation."""
-    # Return () if the body is fixed to its parent. If the motion is not along or about one coordinate axis of the body,
-    # return all six components.
+    # Return () if the body is fixed to its parent.
+    # If the motion is not along or about one coordinate axis of the body, return all six components.
     first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not joint_count:
         # A mocap body has no joint, but a script may move it.
@@ -85,9 +85,9 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
 
 
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
-    # Return the body's collision geoms in the body's frame, in the format of `Part`: boxes [K, 10] around all geoms
-    # other than planes (center in m, quaternion wxyz, half sizes in m), and planes [L, 7] (point in m, quaternion
-    # wxyz).
+    # Return the body's collision geoms in the body's frame, in the format of `Part`.
+    # Boxes [K, 10] enclose all geoms other than planes: center in m, quaternion wxyz, half sizes in m.
+    # Planes [L, 7] have a point in m and a quaternion wxyz.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
     has_boxes = hasattr(model, "geom_aabb")  # MuJoCo before 2.3 lacks this field; then parts have no shapes

@@ -116,8 +116,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
 
 def _require_hookable(owner: object, method: str) -> None:
-    # Raise `HostError` if `owner` has no such method, or is a wrapper such as gymnasium's, whose `unwrapped` is another
-    # object.
+    # Raise `HostError` if `owner` has no such method, or is a wrapper (its `unwrapped` is another object).
     name = type(owner).__name__
     if getattr(owner, "unwrapped", owner) is not owner:  # the simulator never calls methods of a wrapper
         problem = f"{name} is a wrapper, but the hook must be on the environment's own method {method}"

@@ -226,8 +226,8 @@ class _Door:
 
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
         """Return whether points [n, 3] are in the interior, given all bodies' `pos` and `quat`, [n, nbody, 3 or 4]."""
-        # Positions are in m and quaternions are wxyz, in the world frame, in each of n records. The interior is the
-        # union of the boxes.
+        # Positions are in m and quaternions are wxyz, in the world frame, in each of n records.
+        # The interior is the union of the boxes.
         inside = np.zeros(len(point), dtype=np.bool_)
         for body, center, box_quat, half_size in self.boxes:
             # Convert the points from the world to the body's frame, and from there to the box's frame.
@@ -237,8 +237,8 @@ class _Door:
 
 
 def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
-    # Return the doors and drawers in the order of their joints. A door or drawer is a body with a role other than robot
-    # that is not an object, and whose only joint is a slide or a hinge with limits.
+    # Return the doors and drawers in the order of their joints:
+    # bodies other than objects and the robot's, whose only joint is a slide or a hinge with limits.
     boxes = _find_interior_boxes(model, "site", model.nsite) + _find_interior_boxes(model, "geom", model.ngeom)
     doors: dict[str, _Door] = {}
     for joint, body in enumerate(model.jnt_bodyid.tolist()):
@@ -263,9 +263,9 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 
 def _find_interior_boxes(model: mujoco.MjModel, kind: str, count: int) -> list[tuple[int, Floats, Floats, Floats]]:
-    # Return the boxes of the model's `count` sites or geoms (`kind` is "site" or "geom") that mark interiors of doors
-    # and drawers by their names. Each box has its body's id, the center [3] and quaternion [4] wxyz in the body's
-    # frame, and the half sizes [3] in m.
+    # Return the boxes of the model's sites or geoms (`kind`) whose names mark interiors of doors and drawers.
+    # `count` is the number of all sites or geoms. Each box has its body's id and half sizes [3] in m.
+    # Its center [3] in m and quaternion [4] wxyz are in the body's frame.
     fields = ("bodyid", "type", "size", "pos", "quat")
     body, shape_type, size, pos, quat = (getattr(model, f"{kind}_{name}") for name in fields)
     large_boxes = [k for k in range(count) if shape_type[k] == _BOX and size[k].min() >= _MIN_HALF_SIZE_M]
@@ -284,8 +284,8 @@ _UNSTABLE_START = (
 )
 
 
-# Margins for positions [m] and for differences of quaternions, as (minimum, rate, maximum). A margin is the timestep in
-# seconds times the rate, limited to the range from the minimum to the maximum.
+# Margins for positions [m] and for differences of quaternions, as (minimum, rate, maximum).
+# A margin is the timestep in seconds times the rate, limited to the range from the minimum to the maximum.
 # `qvel` may lack a motion if a loop stops the robot after the last step, or if the integrator has several stages.
 # The maximum for positions is below the smallest limit on displacements, 5 mm.
 _STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)
@@ -294,14 +294,14 @@ _STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses do not match `qpos`, for example after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`. So they may differ by twice the motion in a
-    substep, plus a margin that grows with the timestep to 4 mm. Of other bodies than those with a free joint, only
-    missing orientations count: simulators such as RoboCasa set joints of fixtures after each step. Skips plugins.
+    substep, plus a margin that grows with the timestep to 4 mm. For bodies without a free joint, only a missing
+    orientation is an error: simulators such as RoboCasa set joints of fixtures after each step. Skips plugins.
     """
     import mujoco
 
-    # `previous` and `current` have the poses that belong to `qpos` before the last substep and after it. The poses in
-    # `data` should be those of `previous` after a step, and those of `current` after `mj_forward`.
-    if model.nplugin:  # a plugin may act when a copy is made
+    # `previous` and `current` have the poses that belong to `qpos` before the last substep and after it.
+    # The poses in `data` should be those of `previous` after a step, and those of `current` after `mj_forward`.
+    if model.nplugin:  # making an `MjData` may run a plugin's code
         return
     current, previous, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
     mujoco.mj_integratePos(model, previous_qpos, data.qvel, -model.opt.timestep)  # go back by one substep
@@ -351,8 +351,8 @@ class Recorder(EpisodeLog):
         `data.qpos`. Also raises it if the model has flexible bodies (their contacts do not belong to geoms), if `scene`
         lacks a body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
         """
-        # `scene` has the names, roles and ids of bodies. `read_subgoals` returns whether each of the goal's predicates
-        # holds, by name; the default returns {}, and no sub-goals are recorded.
+        # `scene` has the names, roles and ids of bodies.
+        # `read_subgoals` returns whether each of the goal's predicates holds, by name; by default {}, for no sub-goals.
         super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only models of rigid bodies can be recorded.")
@@ -427,8 +427,8 @@ class Recorder(EpisodeLog):
 
     def _copy_row(self, torque_peak_nm: Floats) -> Row:
         # Return copies of the simulator's arrays by name, for one record. `_build_channels` turns them into channels.
-        # `torque_peak_nm` [J] has the largest magnitudes of the arms' torques since the last record. `_views` and
-        # `_state_views` are views of the simulator's own arrays.
+        # `torque_peak_nm` [J] has the largest magnitudes of the arms' torques since the last record.
+        # `_views` and `_state_views` are views of the simulator's own arrays.
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
         subgoals = self._read_subgoals()
@@ -439,9 +439,9 @@ class Recorder(EpisodeLog):
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
-        # Raise `HostError` unless every substep since the last record was recorded, and there was at least one. The
-        # number of substeps follows from the simulated time; `_time_s` is the time of the last record. The torques of
-        # each recorded substep are one item of `_substep_torques`.
+        # Raise `HostError` unless every substep since the last record was recorded, and there was at least one.
+        # The number of substeps follows from the simulated time; `_time_s` is the time of the last record.
+        # The torques of each recorded substep are one item of `_substep_torques`.
         recorded = len(self._substep_torques)
         elapsed = round((self._data.time - self._time_s) / self._substep_s)
         self._time_s = self._data.time
@@ -451,8 +451,8 @@ class Recorder(EpisodeLog):
             raise HostError(problem, remedy=remedy)
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
-        # Return the channels of the n records `rows` by name, without actions and contacts. Bodies are indices in
-        # `scene.roles`. Objects have positions and orientations of their frames; links have centers of mass.
+        # Return the channels of the n records `rows` by name, without actions and contacts.
+        # Bodies are indices in `scene.roles`. Objects have poses of their frames; links have centers of mass.
         scene, arm_dofs = self.scene, self._arm_dofs
         index_of = {name: index for index, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
@@ -559,8 +559,8 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
 
 
 def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
-    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects. `objects` maps each
-    # object's name to the id of its root body.
+    # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects.
+    # `objects` maps each object's name to the id of its root body.
     speed_of: dict[str, float] = {}
     for name, body in objects.items():
         first_dof = model.body_dofadr[body]

@@ -27,8 +27,8 @@ from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 
 _VERSIONS = ("1.4.", "1.5.")
-# Maps each method that this module replaces to the first digits of the SHA-256 of its source code in robosuite 1.4.0
-# or 1.5.2. A method with other source code is not replaced.
+# Maps each replaced method to the first digits of the SHA-256 of its source code in robosuite 1.4.0 or 1.5.2.
+# A method with other source code is not replaced.
 _KNOWN_DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("replaced_methods.json").read_bytes())
 # Names of controllers that only scale a goal to the range of the actuators.
 _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
@@ -100,11 +100,10 @@ class _SpeedUp:
         self._fast_controllers.clear()
 
     def _run_pre_action(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
-        # Replaces robosuite's `_pre_action`, which applies the `action` of all robots in one physics substep;
-        # `original` is robosuite's method. `policy_step` is true in the first substep of a control step, in which
-        # robosuite's own method runs. In later substeps, faster objects with the same results replace the robots.
-        # `_dynamics` may skip repeated physics in a control step if no other hook wraps this method and all robots can
-        # be replaced.
+        # Replaces robosuite's `_pre_action` (`original`), which applies all robots' `action` in one physics substep.
+        # `policy_step` is true in the first substep of a control step, in which robosuite's own method runs.
+        # In later substeps, faster objects with the same results replace the robots.
+        # `_dynamics` may skip repeated physics if no other hook wraps this method and all robots can be replaced.
         if policy_step:
             robots = [_make_fast_robot(self._env.sim, robot, self._fast_controllers) for robot in self._env.robots]
             # If this module cannot replace the methods of all robots, use robosuite's own substeps.
@@ -130,10 +129,10 @@ class _SpeedUp:
             raise
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
-        # Replaces robosuite's `_update_observables`, the method `original`. Updates the observables (robosuite's
-        # sensors) that need a sample now. For all others, only adds up the time since the last sample. robosuite's own
-        # method runs in the first substep of a control step, if `force` demands samples of all observables, and if an
-        # observable has an unknown `update`.
+        # Replaces robosuite's `_update_observables`, the method `original`.
+        # Updates the observables (sensors) that need a sample now; adds up the time since the last sample for others.
+        # robosuite's own method runs in a control step's first substep,
+        # if `force` demands samples of all observables, and if an observable has an unknown `update`.
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -168,9 +167,9 @@ class ForwardDynamics:
     def __init__(self, simulation: Any) -> None:
         import mujoco
 
-        # `simulation` is robosuite's `MjSim`. `_is_trusted`: calls in this substep may reuse results. `_may_trust`:
-        # later substeps of this control step may be trusted, too. `_is_fully_computed`: the full dynamics of the state
-        # at the time `_time_s` were computed.
+        # `simulation` is robosuite's `MjSim`. `_is_trusted`: calls in this substep may reuse results.
+        # `_may_trust`: later substeps of this control step may be trusted, too.
+        # `_is_fully_computed`: the full dynamics of the state at the time `_time_s` were computed.
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
         self._may_trust = self._is_trusted = self._is_fully_computed = False
@@ -198,16 +197,16 @@ class ForwardDynamics:
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
-        # Return whether no other code runs before this object's hook on the method `name`. Other hooks, such as a
-        # recorder's, may wrap this object's hook if they run only after the hooked method.
+        # Return whether no other code runs before this object's hook on the method `name`.
+        # Other hooks, such as a recorder's, may wrap this object's hook if they run only after the hooked method.
         method: Any = vars(self._simulation).get(name)
         while name != "forward" and getattr(method, "is_only_after", False):
             method = method.__wrapped__
         return method is self._own_hooks[name]
 
     def _is_supported(self) -> bool:
-        # Return whether results may be reused for this model: not with an integrator other than Euler's, plugins,
-        # flexible bodies, callbacks, or options that enable further computations.
+        # Return whether results may be reused for this model. It must use Euler's integrator, and must have
+        # no plugins, flexible bodies, callbacks, or options that enable further computations.
         mujoco, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
         # Flags of all options that are off by default, except MULTICCD, which only changes how contacts are found.
@@ -218,16 +217,16 @@ class ForwardDynamics:
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
-        # Return whether the results of the last full computation still hold: calls may reuse them in this substep, and
-        # the simulated time is still the same.
+        # Return whether the results of the last full computation still hold:
+        # calls may reuse them in this substep, and the simulated time is still the same.
         time_s = self._data.time
         is_same_time = time_s == self._time_s and time_s > 0  # after MuJoCo has reset an unstable state, the time is 0
         return self._is_trusted and self._is_fully_computed and is_same_time
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
-        # Replaces `MjSim.forward`, the function `full_forward`. If the state has not changed, `mj_forwardSkip` computes
-        # only actuation and constraint forces: it skips positions and velocities. The argument 0 = sensors are
-        # computed.
+        # Replaces `MjSim.forward`, the function `full_forward`.
+        # If the state has not changed, `mj_forwardSkip` computes only actuation and constraint forces:
+        # it skips positions and velocities. The argument 0 = sensors are computed.
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
             return
@@ -235,9 +234,9 @@ class ForwardDynamics:
         self._time_s, self._is_fully_computed = self._data.time, True
 
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
-        # Replaces `MjSim.step`, the function `full_step`: one physics substep. If the full dynamics of the state are
-        # known, the parts of MuJoCo's `mj_step` that still need a computation are called one after the other. The
-        # checks may reset an unstable state, so they come before `_is_unchanged`. 0 = sensors are computed.
+        # Replaces `MjSim.step`, the function `full_step`: one physics substep.
+        # If the full dynamics of the state are known, call only those parts of `mj_step` that are not computed yet.
+        # The checks may reset an unstable state, so they come before `_is_unchanged`. 0 = sensors are computed.
         mujoco, model, data = self._mujoco, self._model, self._data
         mujoco.mj_checkPos(model, data)
         mujoco.mj_checkVel(model, data)
@@ -251,15 +250,15 @@ class ForwardDynamics:
         self._is_trusted = self._is_fully_computed = False
 
     def _step_half(self, half: Callable[[], None]) -> None:
-        # Replaces `MjSim.step1` and `MjSim.step2`; `half` is the replaced method. Both invalidate the known results.
+        # Replaces `MjSim.step1` and `MjSim.step2`; `half` is the replaced method, after which no results are known.
         self._is_trusted = self._is_fully_computed = False
         half()
 
 
 def _has_known_source(owner: object, method: str, class_name: str = "") -> bool:
-    # Return whether `owner` has robosuite's own, unchanged `method`, to which a faster replacement has identical
-    # results. If `class_name` is given, the method must also be defined by the class with this name. The source code is
-    # compared by its hash; a method that was replaced on the instance itself is not robosuite's own.
+    # Return whether `owner` has robosuite's own, unchanged `method`; only this method has a faster equivalent.
+    # If `class_name` is given, the method must also be defined by the class with this name.
+    # The source code is compared by its hash; a method that was replaced on the instance itself is not robosuite's own.
     function = getattr(type(owner), method, None)
     full_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     is_of_class = not class_name or full_name.endswith(f".{class_name}.{method}")
@@ -278,8 +277,8 @@ def _source_digest(function: Any) -> str:
 
 
 def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
-    # Return an object whose `control` replaces the robot's own in later substeps. Return None if a method to replace is
-    # not robosuite's own. `cache` maps robosuite's controllers to faster ones, and is filled as needed.
+    # Return an object whose `control` replaces the robot's own `control` in later substeps.
+    # Return None if a method to replace is not robosuite's own. `cache` maps its controllers to faster ones.
     # robosuite 1.5 has a composite controller with one controller per part of the robot; 1.4 has a single controller.
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
@@ -312,10 +311,10 @@ class _Robot14:
             self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
 
     def control(self, action: Floats) -> None:
-        # Write the inputs of this robot's actuators for the current substep. The arm's goal was set in the control
-        # step's first substep, so only the gripper's numbers of the robot's `action` [size] are used.
-        # `_run_arm` returns the torques in N·m of the arm's joints. Gripper actions from -1 to 1 are scaled to the
-        # actuators' range.
+        # Write the inputs of this robot's actuators for the current substep.
+        # The first substep has set the arm's goal, so only the gripper's part of the robot's `action` [size] is used.
+        # `_run_arm` returns the torques in N·m of the arm's joints.
+        # Gripper actions from -1 to 1 are scaled to the actuators' range.
         robot = self._robot
         robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
@@ -327,8 +326,8 @@ class _Robot14:
 class _Robot15:
     # Replaces `control` of a robosuite 1.5 robot, whose controller has several parts, in all substeps except the first.
     def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
-        # `robot` is robosuite 1.5's robot. `_ctrl` is the simulator's own array of all actuators' inputs, and `size` is
-        # the length of the robot's action. `cache` maps robosuite's controllers to faster ones.
+        # `robot` is robosuite 1.5's robot. `_ctrl` is the simulator's own array of all actuators' inputs,
+        # and `size` is the length of the robot's action. `cache` maps robosuite's controllers to faster ones.
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indices = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
         controllers, is_enabled = self._composite.part_controllers, robot._enabled_parts
@@ -347,10 +346,10 @@ class _Robot15:
         self._low, self._high = limits[self._all_actuators].T.copy()
 
     def control(self, action: Floats) -> None:
-        # Write the inputs of this robot's actuators for the current substep. `action` is not used, because the goals of
-        # all parts were set in the control step's first substep. As in robosuite, `_applied_action_dict` gets the
-        # inputs of each part. For each part by name, `_laws` has the function that computes its inputs, `_actuators`
-        # the indices of its actuators, and `_limits` their lowest and highest inputs.
+        # Write the inputs of this robot's actuators for the current substep.
+        # `action` is not used, because the goals of all parts were set in the control step's first substep.
+        # As in robosuite, `_applied_action_dict` gets the inputs of each part.
+        # By part, `_laws` has the function for its inputs, `_actuators` its indices, `_limits` its range of inputs.
         if not self._can_skip_update:
             self._composite.update_state()
         applied = self._composite._applied_action_dict
@@ -368,8 +367,8 @@ def _find_run(
     controller: Any, make_faster: Callable[[Any], _Controller], cache: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
     """Return the method `run` of a faster controller if there is one, else `controller.run_controller`."""
-    # `controller` is robosuite's. `make_faster` makes a faster one for it, which is stored in `cache`. Both functions
-    # return the inputs of the controller's actuators, such as torques, and differ only in their speed.
+    # `controller` is robosuite's. `make_faster` makes a faster controller for it, which is stored in `cache`.
+    # Both methods return the inputs of the controller's actuators, such as torques, and differ only in their speed.
     own_run: Callable[[], Floats] = controller.run_controller
     only_sets_speeds = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
     if only_sets_speeds and _has_known_source(controller, "update"):
@@ -415,8 +414,8 @@ class _Controller:
     def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
-        # `controller` is robosuite's. `site` is the name of the site that it moves, such as the end effector's; None =
-        # the controller moves joints only. `_joints` and `_dofs` are its joints' indices in MuJoCo's `qpos` and `qvel`.
+        # `controller` is robosuite's. `site` is the name of the site that it moves; None = it moves joints only.
+        # `_joints` and `_dofs` are its joints' indices in MuJoCo's `qpos` and `qvel`.
         self._mujoco_functions, self._controller = mujoco, controller
         simulation = controller.sim
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
@@ -452,8 +451,8 @@ class _Controller:
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return operational space control's torques [J] for errors in position [m] and rotation [rad], each [3]."""
         # `velocities` has the linear [m/s] and the angular velocity [rad/s] of the end effector, each [3].
-        # The arithmetic and its order are those of robosuite, so that results are identical. `laws` is robosuite's
-        # module.
+        # The arithmetic and its order are those of robosuite, so that results are identical.
+        # `laws` is robosuite's module.
         controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix
         kp, kd = controller.kp, controller.kd  # stiffness and damping [6]: three for position, three for rotation
         force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
@@ -484,15 +483,14 @@ class _Controller:
         self._mujoco_functions.mj_jacSite(self._model, self._data, self._jacobian[:3], self._jacobian[3:], site)
 
     def _site_velocities(self) -> tuple[Floats, Floats]:
-        # Return the linear [m/s] and the angular velocity [rad/s], each [3], of the site of the latest
-        # `_fill_jacobian`.
+        # Return the velocity of the site of the latest `_fill_jacobian`: linear [m/s] and angular [rad/s], each [3].
         qvel = self._data.qvel
         return np.dot(self._jacobian[:3], qvel), np.dot(self._jacobian[3:], qvel)
 
     def _read_joints(self) -> None:
-        # Copy the positions and velocities of the controller's `J` joints, and their mass matrix [J, J], from the
-        # simulator into robosuite's controller, and mark the controller as up to date. `qM` is MuJoCo's packed mass
-        # matrix, and `_mass_entries` [J, J] are indices in it. Entries of uncoupled joints are not stored, and are 0.
+        # Copy the state and mass matrix [J, J] of the `J` joints from the simulator into robosuite's controller.
+        # Mark the controller as up to date. `qM` is MuJoCo's packed mass matrix, `_mass_entries` [J, J] its indices.
+        # Entries of uncoupled joints are not stored, and are 0.
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
         mass = data.qM.take(self._mass_entries)
@@ -508,8 +506,8 @@ class _Controller14(_Controller):
         super().__init__(controller, controller.eef_name)  # `eef_name` is the name of the end effector's site
 
     def _update(self) -> None:
-        # Do what robosuite 1.4's `Controller.update` does: copy the pose and velocity of the end effector, the Jacobian
-        # and the joints' state from the simulator into the controller.
+        # Do what robosuite 1.4's `Controller.update` does: copy the pose and velocity of the end effector,
+        # the Jacobian and the joints' state from the simulator into the controller.
         controller = self._controller
         controller.sim.forward()
         jac = self._read_jacobian()
@@ -540,8 +538,8 @@ class _Controller15(_Controller):
             self._origin = self._data.site_xpos[center], self._data.site_xmat[center].reshape(3, 3)
 
     def _update(self) -> None:
-        # Do what robosuite 1.5's `Controller.update` does: copy the pose and velocity of the site, the Jacobian and the
-        # joints' state from the simulator into the controller.
+        # Do what robosuite 1.5's `Controller.update` does: copy the pose and velocity of the site,
+        # the Jacobian and the joints' state from the simulator into the controller.
         controller = self._controller
         if not controller.lite_physics:  # with `lite_physics`, robosuite makes no forward pass here
             controller.sim.forward()
@@ -553,8 +551,8 @@ class _Controller15(_Controller):
         self._read_joints()
 
     def _solve(self) -> Floats:
-        # Return operational space control's torques [J] in N·m for the site's distance from its goal pose. The
-        # velocities are relative to the origin of this part of the robot.
+        # Return operational space control's torques [J] in N·m for the site's distance from its goal pose.
+        # The velocities are relative to the origin of this part of the robot.
         controller = self._controller
         controller.update_origin(self._origin[0].copy(), self._origin[1].copy())
         # If the goal is given in the frame of the origin ("base"), convert it to the world's frame.
