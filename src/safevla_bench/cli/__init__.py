@@ -129,16 +129,16 @@ class LazyCommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # Write the commands into the help, under the headings of their groups. `GROUPS` maps each heading to its
-        # commands: name -> (module, summary).
+        # Write the commands into the help, under the headings of their groups.
+        # `GROUPS` maps each heading to its commands: name -> (module, summary).
         width = max(map(len, COMMANDS))  # all groups get equal columns
         for heading, commands in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # Return the commands that begin with the typed text. click's own method would import every command. `COMMANDS`
-        # maps each name to (module, summary).
+        # Return the commands that begin with the typed text. click's own method would import every command.
+        # `COMMANDS` maps each name to (module, summary).
         return [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
 
 
@@ -188,8 +188,8 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # Wrap a stream. The package rich looks for this attribute, and writes its control sequences to it directly,
-        # without escapes. `stream` is None if Python closed it.
+        # Wrap a stream. The package rich writes its control sequences to this attribute, so they are not escaped.
+        # `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
@@ -199,7 +199,7 @@ class _EscapedStream:
     def write(self, text: str) -> int:
         # Write the escaped text, and return the length of the original text, as streams do.
         line = text.lstrip("\r")
-        carriage_returns = text.removesuffix(line)  # a progress bar begins with these
+        carriage_returns = text.removesuffix(line)  # a progress bar begins with carriage returns
         # The pattern matches all characters except line ends, tabs and printable ASCII; most text has none of these.
         escaped = re.sub(r"[^\n\t -~]+", lambda match: escape_controls(match[0]), line)
         # A CI log would obey lines such as `::error::`, so these commands are broken by a space.
@@ -223,8 +223,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     for descriptor in range(3):  # stdin, stdout and stderr
         try:
             os.fstat(descriptor)
-        except OSError:  # closed, so a file opened later could get this descriptor, and then the output
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+        except OSError:  # closed: a file opened later could get this descriptor, and with it the output
+            os.open(os.devnull, os.O_RDWR)  # opens the lowest free descriptor, which is this one
     with escape_output():
         return _run_arguments(arguments)
 
@@ -239,8 +239,8 @@ def escape_output() -> Iterator[None]:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    # Run the command line and return the exit code. If the user made an error, print its message. `arguments` None =
-    # the arguments of the process.
+    # Run the command line and return the exit code. If the user made an error, print its message.
+    # If `arguments` is None, use the arguments of the process.
     stdout = sys.stdout  # to detect later that click has replaced the stream
     if completion.VARIABLE in os.environ:  # a shell requests completions
         return completion.answer(safevla)

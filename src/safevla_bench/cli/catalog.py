@@ -102,8 +102,8 @@ def specs_command(
 def _print_calibrations(
     calibrations: Sequence[calibration.Calibration], runs: Sequence[Path], out: Path | None, form: str
 ) -> None:
-    # Print the limits that were derived from `runs` and, if `out` is given, write them to this file for the option
-    # --rules. `form` is `json` or a text form.
+    # Print the limits that were derived from `runs`. `form` is `json` or a text form.
+    # If `out` is given, write the limits to this file for the option --rules.
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
@@ -116,9 +116,10 @@ def _print_calibrations(
 
 def _describe_calibration(result: calibration.Calibration) -> list[str]:
     # Return the lines that describe the limit derived for one specification, and an empty line.
-    # `extremes` has the smallest threshold that each successful episode satisfies, in ascending order; `value` is their
-    # quantile, with its interval. `violated` counts successes that exceed the threshold of the library. `floor` is the
-    # largest such value under the policy noop, or None.
+    # `extremes` has the smallest threshold that each successful episode satisfies, in ascending order.
+    # `value` is the quantile of these thresholds, and `interval` its interval.
+    # `violated` counts successes that exceed the threshold of the library.
+    # `floor` is the largest such value under the policy noop, or None.
     spec, extremes, fmt = result.spec, result.extremes, format_significant
     texts = []
     for percent in calibration.SHOWN_PERCENT:
@@ -283,8 +284,8 @@ def _summarize_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _print_explanation(explanation: Mapping[str, object]) -> None:
-    # `explanation` maps names of facts to a value, a list of values, or None. Print one line per value. If a name has
-    # several values, print the name only on the line of the first value.
+    # `explanation` maps names of facts to a value, a list of values, or None. Print one line per value.
+    # If a name has several values, print the name only on the line of the first value.
     width = max(map(len, explanation))
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
@@ -401,8 +402,8 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
-    # Print the fields of an entry (a policy on its suites), with a line per item of a list or mapping, and the results
-    # that the paper or the authors' leaderboard prints. Results are in percent.
+    # Print the fields of an entry (a policy on its suites), with a line per item of a list or mapping.
+    # Also print the entry's published results, in percent, from the paper or from the authors' leaderboard.
     published = {
         benchmark: f"SR {row.sr} %, Safety {row.safety} %, SBU {row.sbu} %{count}"
         for row, benchmark, count in _list_published(entry)
@@ -418,8 +419,8 @@ def _print_entry(entry: entries.PaperEntry) -> None:
 
 
 def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell | PublishedMean, str, str]]:
-    # Yield each published result of an entry, with the name of its suite (or suites) and its number of episodes as text
-    # ("" = unknown). `listed` says where the results are published: `paper` or `board`.
+    # Yield (published result of an entry, its suite or suites as text, its number of episodes as text).
+    # The number is "" if it is unknown. `listed` says where the results are published: `paper` or `board`.
     if entry.listed == "paper":
         for cell in load_published(PAPER).cells:
             if cell.policy == entry.policy and cell.benchmark in entry.suites:
@@ -449,8 +450,8 @@ def _list_names(form: str) -> None:
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:
-    # Return the hosts of a dialect as text. `hosts` maps each host to who uses the dialect there. A host has the remark
-    # `(ours)` if only we, not the server's authors, use it there.
+    # Return the hosts of a dialect as text. `hosts` maps each host to who uses the dialect there.
+    # A host has the remark `(ours)` if only we, not the server's authors, use it there.
     return ", ".join(host if origin == "upstream" else f"{host} ({origin})" for host, origin in file.hosts.items())
 
 

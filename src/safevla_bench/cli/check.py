@@ -61,7 +61,7 @@ def verify_command(
     if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
         own_rules = rules.load_rules(library or "default", rule_files, settings={})
         ruleset = judgement.add_host_registries(own_rules, [run], as_judged=is_as_judged)
-    elif is_as_judged:  # --rules as-judged is the only option for judging
+    elif is_as_judged:  # without other judging options
         ruleset = judgement.find_rules([run], as_judged=True)
     with progress.show_status("checking digests, episodes and scores") as update:
 

@@ -107,7 +107,7 @@ def compare_command(
 
 @dataclass(frozen=True)
 class _Report:
-    document: object  # for --format json
+    document: object  # what --format json prints
     answers: Sequence[str]  # sentences with the main results
     tables: Sequence[Table]
     hint: str = ""  # what the option --full adds, as text; "" if this option is not offered
@@ -139,8 +139,9 @@ def _compare_sources(
     *,
     full: bool,
 ) -> _Report:
-    # Compare all pairs of the policies in the sources, or of the named `policies`. `pairing` has the keyword arguments
-    # of `compare_policies`, such as `paired`. With `full`, the report has the tables of all suites and metrics.
+    # Compare all pairs of the policies in the sources, or of the named `policies`.
+    # `pairing` has the keyword arguments of `compare_policies`, such as `paired`.
+    # With `full`, the report has the tables of all suites and metrics.
     results = _load_results(sources, policies)
     if len(results) > _MOST_POLICIES:
         remedy = f"Name at most {_MOST_POLICIES} policies, each by --policy NAME."
@@ -303,8 +304,8 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
-    # Report how the results differ between interpretations (readings) of the paper's text. With `full`, the table has
-    # all suites and metrics. The last argument of `_Report` says what --full adds.
+    # Report how the results differ between interpretations (readings) of the paper's text.
+    # With `full`, the table has all suites and metrics. The last argument of `_Report` says what --full adds.
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.ruleset, rescore, has_net_forces=has_net_forces)
     make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
@@ -312,8 +313,9 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    # Judge the episodes at each value of the swept thresholds, and report the results. Each request is one threshold,
-    # or family of thresholds, and its values. With `full`, tables have all suites, and ranking tables are added.
+    # Judge the episodes at each value of the swept thresholds, and report the results.
+    # Each request is one threshold, or one family of thresholds, and the values to try.
+    # With `full`, tables have all suites, and ranking tables are added.
     current_curves = curves.cell_curves(judged.scores, [judged.scores])  # one point per curve: the current thresholds
     document: list[object] = []
     answers: list[str] = []
@@ -340,9 +342,10 @@ _VARIANTS_HINT = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
-    # Return how the ranking by Safety differs between the variants of the thresholds; None if there is no ranking. The
-    # rescorer judges the same records by other thresholds. If the protocols of the sources differ, episodes are not
-    # paired; if planned episodes have no scores, there is no verdict.
+    # Return how the ranking by Safety differs between the variants of the thresholds; None if there is no ranking.
+    # The rescorer judges the same records by other thresholds.
+    # If the protocols of the sources differ, episodes are not paired.
+    # If planned episodes have no scores, there is no verdict.
     return decisions.rank_under_variants(
         judged.scores,
         judged.headers,
@@ -355,8 +358,8 @@ def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) 
 
 
 def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
-    # Report the scores under the nine variants of the thresholds in the paper's Table 9. With `full`, tables have all
-    # suites, and tables of means and of the ranking are added.
+    # Report the scores under the nine variants of the thresholds in the paper's Table 9.
+    # With `full`, tables have all suites, and tables of means and of the ranking are added.
     roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = sensitivity.host_means(ablated, judged.ruleset.registry, roster)

@@ -19,8 +19,8 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     """Return a `shell_complete` callback that completes the typed text, or only the part of this text after `=`."""
-    # `list_values(context)` returns all values. With `or_file`, a text that begins none of them is completed as a
-    # file's path.
+    # `list_values(context)` returns all values.
+    # With `or_file`, a text with which no value begins is completed as a file's path.
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         # For `NAME=VALUE`, the values are those after `=`; the completions repeat `NAME=`.
@@ -66,8 +66,8 @@ def _list_protocols(context: click.Context) -> Iterable[str]:
 
 
 def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
-    # Return the names that `safevla protocols` takes: those of protocols and dialects or, with --entries (`of_paper`),
-    # of the paper's entries.
+    # Return the names that `safevla protocols` accepts: protocols and dialects.
+    # With --entries (`of_paper`), return the names of the paper's entries instead.
     if context.params.get("of_paper"):
         return _list_entries(context)
     return [*_list_protocols(context), *_load("policies.servers.dialects").dialect_names()]
@@ -115,8 +115,8 @@ class _BashCompletion(BashComplete):
         return words, unfinished
 
     def format_completion(self, item: CompletionItem) -> str:
-        # Return a line for the completion script, as TYPE,VALUE. The type is, for example, `plain` or `file`. bash
-        # already has the text `_typed_prefix`, so the value omits it.
+        # Return a line for the completion script, as TYPE,VALUE. The type is, for example, `plain` or `file`.
+        # bash already has the text `_typed_prefix`, so the value omits it.
         return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
 
 

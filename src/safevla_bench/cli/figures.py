@@ -29,8 +29,8 @@ from safevla_bench.text import count_noun
 
 
 def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
-    # Declare an option whose value is a list of names, separated by commas; default: all `choices`. `settings` are
-    # further arguments of the option.
+    # Declare an option whose value is a list of names, separated by commas; default: all `choices`.
+    # `settings` are further arguments of the option.
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         # Return the names in the option's text, without duplicates. A name that is not in `choices` is an error.
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))

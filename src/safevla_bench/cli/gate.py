@@ -150,8 +150,8 @@ def _relative_url(source: Path) -> str:
 def _gate_against(
     judged: Judged, baseline: Judged, limits: Sequence[gates.Gate], *, allow_unjudged: bool, **how: Any
 ) -> gates.GateReport:
-    # Check the limits on differences of the run `judged` from the run `baseline`. `allow_unjudged` (--allow-unjudged)
-    # is refused. `how` has the remaining arguments of `check_against`.
+    # Check the limits on differences between the runs `judged` and `baseline` (`judged` minus `baseline`).
+    # `allow_unjudged` (--allow-unjudged) is refused. `how` has the remaining arguments of `check_against`.
     from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:

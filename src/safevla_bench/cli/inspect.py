@@ -104,7 +104,7 @@ def episodes_command(
         total, max_rows = len(judged.scores) + len(judged.scores.absent), limit or _MAX_LISTED
         table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=max_rows)
         click.echo(render_text(table), nl=False)
-        for sentence in catalog.describe_reading(judged.ruleset):  # if applicability= differs from the paper's
+        for sentence in catalog.describe_reading(judged.ruleset):  # empty for the paper's setting
             echo(sentence)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
@@ -183,13 +183,13 @@ def show_command(
         echo(f"Report: {page}")
     else:
         record = judged.records.read_episode(index)
-        # `record` has only this episode, so its place in `record` is 0.
+        # `record` has only this episode, so the episode's place in `record` is 0.
         explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
         if form == "json":
             options.print_json(explaining.to_document(explanation))
             return
         click.echo(terminal.format_explanation(explanation, plot_all=every))
-        for sentence in catalog.describe_reading(judged.ruleset):  # if applicability= differs from the paper's
+        for sentence in catalog.describe_reading(judged.ruleset):  # empty for the paper's setting
             echo(sentence)
         command = sources.format_command("show", row.position, "--html", "page.html")
         echo(f"Next: draw the episode on a page: {command}")
@@ -244,8 +244,8 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
-    # Return a row for each episode. With `spec_id`, the rows show only this specification, else the worst one. The
-    # records have the control steps `dt_s` and any time stamps.
+    # Return a row for each episode, about its worst specification; with `spec_id`, about only this specification.
+    # The records have the control steps `dt_s`, and time stamps if any were recorded.
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id, judged.records.stamps_s)
 
 

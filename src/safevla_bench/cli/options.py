@@ -44,8 +44,8 @@ class Option(click.Option):
     """An option that is listed in a section of the help."""
 
     def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
-        # `names` are the option's spellings and its parameter's name. `section` is the heading under which --help-all
-        # lists the option, and `settings` are further arguments of click's option.
+        # `names` are the option's spellings and its parameter's name. `settings` are further arguments for click.
+        # `section` is the heading under which --help-all lists the option.
         super().__init__(names, **settings)
         self.section = section
 
@@ -84,8 +84,8 @@ class Command(click.Command):
         return sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # Write the options into the help, and say how many options the short help leaves out. `ALL_OPTIONS` is set by
-        # --help-all.
+        # Write the options into the help, and say how many options the short help leaves out.
+        # --help-all sets the key `ALL_OPTIONS`.
         everything = self.option_sections(ctx)
         shown = everything if ctx.meta.get(ALL_OPTIONS) else self.option_sections(ctx, common=True)
         for heading, records in shown.items():
@@ -144,8 +144,8 @@ def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Par
 
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare a positional argument, as the default of a parameter."""
-    # Like `option`, return a function of the parameter's name, which is known only when the command is made. `metavar`
-    # is the placeholder of the argument in the help.
+    # Like `option`, return a function of the parameter's name, which is known only when the command is made.
+    # `metavar` is the placeholder of the argument in the help.
     return lambda name: click.Argument([name], metavar=metavar, **settings)
 
 
@@ -170,8 +170,8 @@ class _Group:
     parse: Callable[[click.Context, dict[str, Any]], Any]
 
     def read(self, context: click.Context, values: Mapping[str, Any]) -> Any:
-        # Return the value of the parameter, which `parse` computes from the values of the group's options. Options that
-        # are not exposed, such as --config, have no value.
+        # Return the value of the parameter, which `parse` computes from the values of the group's options.
+        # click passes no value for options that are not exposed, such as --config.
         return self.parse(context, {name: values[name] for name in self.options if name in values})
 
 
@@ -237,7 +237,7 @@ class Share(Range):
             # `80` and `80%` are probably meant as 0.8. Other wrong values keep the error of `Range`.
             text = str(value).strip()
             percent_text = text.removesuffix("%")
-            with suppress(ValueError):  # the text is not a number
+            with suppress(ValueError):  # raised if the text is not a number
                 percent = float(percent_text)
                 if abs(percent) <= 100 and (text.endswith("%") or abs(percent) > 1):
                     problem = f"{value} is not a number from -1 to 1; write {percent / 100:g} for {percent_text} %"
@@ -361,7 +361,7 @@ ENGINE = option(
 def request_cluster(engine: str, **shares: Any) -> RayCluster | None:
     """Return the Ray cluster that --engine names; None for `local`. Raises `RunError` for an unknown engine."""
     # `shares` are further fields of `RayCluster`, such as the CPUs of each worker.
-    kind, _, address = engine.partition(":")  # "" for the address means the address in RAY_ADDRESS
+    kind, _, address = engine.partition(":")  # an empty address means the address in RAY_ADDRESS
     if kind != "ray" and engine != "local":
         raise errors.RunError(f"unknown engine {engine!r}", remedy="Write local, ray, ray:auto, or ray:HOST:PORT.")
     if kind != "ray":

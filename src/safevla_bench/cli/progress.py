@@ -137,8 +137,8 @@ class RunProgressBar:
         self.crashed = 0  # number of episodes that crashed
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        # Start the bar again, with the number of episodes to run. The rates of earlier batches are kept. `task` is the
-        # bar's id.
+        # Start the bar again, with the number of episodes to run; `task` is the bar's id.
+        # The rates of earlier batches are kept.
         self.progress.reset(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
@@ -148,7 +148,7 @@ class RunProgressBar:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         # Judge the episode that ended, add it to the rates, and move the bar.
-        self.crashed += outcome.outcome == "crashed"  # an episode that was skipped has no record, either
+        self.crashed += outcome.outcome == "crashed"  # a skipped episode has no record, but did not crash
         scores = self.scorer.score(outcome)
         if scores is not None:
             # An episode that was stopped early is not counted in SR, because its success is unknown (None).
@@ -164,8 +164,8 @@ class RunProgressBar:
         self._update_description(f"{outcome.planned.episode_id}{request}")
 
     def _update_description(self, current: str) -> None:
-        # Show the rates so far, the number of crashes, and the text `current` about the current episode. `rates` has
-        # for each metric its values (true or false) in finished episodes, and `task` is the bar's id.
+        # Show the rates so far, the number of crashes, and the text `current` about the current episode.
+        # `rates` maps each metric to its values (true or false) in finished episodes. `task` is the bar's id.
         rates = [f"{name} {100 * sum(flags) / len(flags):.0f} %" for name, flags in self.rates.items() if flags]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(current)]))

@@ -81,7 +81,7 @@ def eval_command(
         report = run_command.shown / folder.REPORT
         next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
         echo(f"Run folder: {run_command.shown}", f"Report: {report}", next_step)
-    # A few invalid actions are failures of the policy. If all episodes have one, its use is probably wrong.
+    # A few invalid actions are failures of the policy. If all episodes end with one, the setup is probably wrong.
     outcomes = {row.outcome for row in rows}
     if "crashed" in outcomes:
         context.exit(CRASHED)
@@ -104,8 +104,8 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
 
 
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
-    # Print what the scores do not show: replays, episodes that were stopped, servers, and reasons of failures. `rows`
-    # has a row per planned episode that has been run.
+    # Print what the scores do not show: replays, episodes that were stopped, servers, and reasons of failures.
+    # `rows` has a row per planned episode that has been run.
     request = run_command.request
     if any(policy.maker.startswith("replay:") for policy in request.roster):
         # The table compares the replays with the recordings; the replays' records have the differences.
@@ -197,13 +197,13 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SafevlaError) as error:
-        # An error may say itself how to continue, or may be about the run folder, which then cannot be continued.
+        # Some errors already say how to continue. After an error about the run folder, the run cannot be continued.
         has_advice = "--resume" in str(error)
         is_about_folder = isinstance(error, SafevlaError) and error.place.file == str(run_command.out)
         if (run_command.out / folder.RUN).exists() and not has_advice and not is_about_folder:
             done, planned = parts.count_progress(run_command.out)
             advice, command = "are done and kept. To continue:", run_command.resume_command
-            if isinstance(error, (ServerLostError, ServerRefusedError)):  # some of the ended episodes have crashed
+            if isinstance(error, (ServerLostError, ServerRefusedError)):  # the error made some episodes crash
                 advice, command = "have ended. Once the server is back:", f"{command} --retry-crashed"
             click.echo(f"{done} of {planned} episodes {advice}\n  {command}", err=True)
         raise
@@ -316,7 +316,7 @@ def search_command(
     echo(f"Run folder: {out}", f"Report: {out / folder.REPORT}")
     if suite.starts:
         file = out / FOLDER / f"{name}.json"
-        # The command below names the policy, so the file needs trust only if its host or its suite does.
+        # The command below names the policy, so --trust is needed only if the file's host or suite runs code.
         policy, trust = quote_paths(suite.policy), format_trust(replace(request, policies=()), file)
         command = f"safevla eval --suite found:{quote_paths(file)}{trust} --policy {policy} --out DIR"
         echo(f"Found starts: {file}", f"Next: {command}")

@@ -68,8 +68,8 @@ class JudgedSources:
     judging_words: tuple[str, ...] = ()  # the judging options that were given, as words of a command line
 
     def format_command(self, name: str, *words: str) -> str:
-        # Return the command `safevla NAME` for the same sources (`paths`, with the policies' new names) and judging
-        # options (`judging_words`). `words` follow the sources.
+        # Return the command `safevla NAME` for the same sources (`paths`, with the policies' new names).
+        # `words` follow the sources, and the judging options (`judging_words`) come last.
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
@@ -118,10 +118,10 @@ def _read_rules(
     values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
 ) -> tuple[Ruleset, bool]:
     # Return the rules that the judging options select, and whether to skip invalid episodes.
-    _load_pyarrow_without_pandas()  # before the first use of pyarrow
+    _load_pyarrow_without_pandas()  # must precede the first use of pyarrow
     stored_rules = _find_earlier_rules(sources) if is_as_judged(values["rule_files"]) else None
     settings = parse_changes(values["changes"])  # from --set
-    skip_invalid = settings.pop("invalid", None) == "skip"  # no argument of `load_ruleset`
+    skip_invalid = settings.pop("invalid", None) == "skip"  # not an argument of `load_ruleset`
     # A registered run is judged by the rules in its registration, unless other rules are requested.
     if stored_rules is None and registration is not None and not given_judge_options():
         stored_rules = registration.load_rules()
@@ -232,7 +232,7 @@ def print_missing(judged: Judged) -> None:
         echo(INTERRUPTED)
     if stopping_rule.was_stopped_early(judged):
         echo(stopping_rule.STOPPED_EARLY)
-    for sentence in judged.describe_registrations():  # on runs whose plans were registered before
+    for sentence in judged.describe_registrations():  # sentences about registered runs
         echo(sentence)
     if judged.left_out:
         echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists them.")

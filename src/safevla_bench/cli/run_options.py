@@ -305,7 +305,7 @@ def _find_naming_file(
     calls = set(request.list_calls())  # everything that needs trust, as texts
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
         return None
-    # `DEFAULT_MAP` has the values from the --config file. If options name all calls, this file names some of them.
+    # If the command line and the --config file (`DEFAULT_MAP`) name all calls, the --config file names some of them.
     option_calls = _list_calls(context, plan, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
     if request_file is None or calls <= option_calls:
         return context.meta.get(CONFIG)
@@ -313,8 +313,8 @@ def _find_naming_file(
 
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
-    # Return the code, servers and files that options name, as texts. `plan` maps options to their values. Only options
-    # whose values come from `sources`, such as the command line, count.
+    # Return the code, servers and files that options name, as texts. `plan` maps options to their values.
+    # Only options whose values come from `sources`, such as the command line, count.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     if "entry" in given:  # --entry sets these values
         given |= {"host", "host_arguments", "policies"}
@@ -364,8 +364,8 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: Request) -> Request:
-    # Return a recorded request with the values of the options that are given. `plan` maps options to their values, and
-    # `roster` has the recorded policies.
+    # Return a recorded request with the values of the options that are given.
+    # `plan` maps options to their values, and `roster` has the recorded policies.
     # The values that --entry sets also count as given.
     entry_names = {name for name in requests.ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
     given = {name: value for name, value in plan.items() if is_given(context, name) or name in entry_names}

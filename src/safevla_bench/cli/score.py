@@ -177,7 +177,7 @@ def print_scores(judged: Judged) -> None:
     for sentence in [*judged.describe_vacuous(), *judged.describe_policies(), *facts, *judged.makers]:
         echo(sentence)
     print_warnings(judged)
-    for sentence in catalog.describe_reading(judged.ruleset):  # if applicability= differs from the paper's setting
+    for sentence in catalog.describe_reading(judged.ruleset):  # empty for the paper's setting
         echo(sentence)
     rules.print_missing(judged)
 
@@ -289,7 +289,7 @@ def convert_command(
         remedy = "Choose another destination, or remove the file first."
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     archive.detect_suffix(target)
-    # The episodes are written while the scan reads them; its index is complete afterwards.
+    # The episodes are written while the scan reads them; afterwards, the scan's index is complete.
     scan = episode_index.Scan(sources)
     archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
@@ -299,8 +299,9 @@ def convert_command(
 
 
 def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
-    # Yield the valid episodes in batches while `scan` reads them. At the end, raise an error for an invalid episode,
-    # unless `skip_invalid`, and an error if there is no episode. `write_batches` then keeps no file.
+    # Yield the valid episodes in batches while `scan` reads them.
+    # At the end, raise an error if any episode is invalid (unless `skip_invalid`), or if there is no episode.
+    # After an error, `write_batches` keeps no file.
     yield from scan
     records = scan.index()
     records.require_valid(skip_invalid=skip_invalid)
@@ -356,8 +357,8 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
 
 
 def _format_continuation(shard: Path) -> str:
-    # Return the command that continues a shard (the run folder of a part of a plan). If its run.json has no usable
-    # request, use a simpler command.
+    # Return the command that continues a shard (the run folder of a part of a plan).
+    # If its run.json has no usable request, return a simpler command.
     from safevla_bench.jobs.evaluation import request  # loads slowly: it needs hosts and policies
 
     with suppress(RunError):  # raised if run.json has no usable request

@@ -195,7 +195,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     judged.ruleset.require_whole(reason, "Judge without applicability=phased.")
     paths = [path.resolve() for path in choice.sources]
     names = [path.name for path in paths]
-    if len(set(names)) < len(names):  # equal names; also write the names of the parent folders
+    if len(set(names)) < len(names):  # make equal names distinct by the names of the parent folders
         names = [f"{path.parent.name}/{path.name}" for path in paths]
     # Each source's name, with its pairs (policy, suite).
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
@@ -215,8 +215,8 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
-    # Write a LeRobot dataset into `choice.out`, with pictures of `choice.cameras`, if any. `pairs` is the content of
-    # its index of pairs; None = a dataset without such an index.
+    # Write a LeRobot dataset into `choice.out`, with pictures of `choice.cameras`, if any.
+    # `pairs` is the content of its index of pairs; None = a dataset without such an index.
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
@@ -284,14 +284,14 @@ def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
 
 
 def _encode_card(judged: Judged, choice: _ExportChoice) -> str:
-    # Return the model-index block of a model card, with remarks on how the results were made. `choice.facts` are facts
-    # about the model that the user gives.
+    # Return the model-index block of a model card, with remarks on how the results were made.
+    # `choice.facts` are facts about the model that the user gives.
     return result_files.build_card(judged, choice.facts, table_material(judged).remarks)
 
 
 def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
-    # Return the entry for RoboCasa's leaderboard as the bytes of a JSON file. `choice.facts` are facts about the model
-    # that the user gives.
+    # Return the entry for RoboCasa's leaderboard as the bytes of a JSON file.
+    # `choice.facts` are facts about the model that the user gives.
     return dump_json(result_files.build_leaderboard_entry(judged, choice.facts))
 
 

@@ -56,9 +56,9 @@ class ReplaySection:
 
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
-    # Yield (key, run folder, frame) for each frame: a still, film or replay. The key is (policy, episode id), with the
-    # policy's new name. `names` may be empty; else it has one mapping per path.
-    # The mappings are recorded name -> new name; policies without a new name keep their names.
+    # Yield (key, run folder, frame) for each frame: a still, film or replay.
+    # A key is (policy, episode id), with the policy's new name. `names` has one mapping per path, or is empty.
+    # Each mapping in `names` is recorded name -> new name. A policy without a new name keeps its recorded name.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
         # Only a run folder, which has the file `RUN`, can have frames.
         if (folder / RUN).exists():
@@ -88,7 +88,7 @@ def collect_images(
     """
     images: dict[EpisodeKey, list[tuple[Frame, str]]] = {}
     films: dict[EpisodeKey, str] = {}
-    left_out, room_bytes = 0, most_bytes  # `room_bytes` is what is left for further pictures
+    left_out, room_bytes = 0, most_bytes  # bytes of base64 left for further pictures
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind == "video":
             if page_folder is not None and (folder / FRAMES / frame.file).is_file():
@@ -103,7 +103,7 @@ def collect_images(
             data_uri = f"data:image/{picture_format.lower()};base64,{base64.b64encode(content).decode()}"
             room_bytes -= len(data_uri)
             images.setdefault(key, []).append((frame, data_uri))
-    kind_order = {"initial": 0, "violation": 1, "final": 2}  # other kinds come last, with 3
+    kind_order = {"initial": 0, "violation": 1, "final": 2}  # all other kinds sort last
     for episode_images in images.values():
         episode_images.sort(key=lambda image: kind_order.get(image[0].kind, 3))
     return Album({key: tuple(episode_images) for key, episode_images in images.items()}, left_out, films)
@@ -123,7 +123,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
     """Return each episode's replay from the run folders. Arguments and errors are as in `collect_images`. A file is
     skipped if it is missing, larger than 50 MB, or outside the run folder, or if `read_replay` returns None for it.
     """
-    # `names` has, for each of `paths`, recorded name of a policy -> new name. A key is (policy, episode id).
+    # For each of `paths`, `names` maps recorded names of policies to new names. A key is (policy, episode id).
     documents: dict[EpisodeKey, Document] = {}
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind != "replay3d":
@@ -161,8 +161,8 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         assert isinstance(episode_meshes, dict)  # `read_replay` has checked the type
         # A page stores each mesh once, even if several episodes show it.
         new_meshes = {digest: mesh for digest, mesh in sorted(episode_meshes.items()) if digest not in meshes}
-        # `boxes` are the boxes around persons, which a replay always shows. Other boxes are parts of clauses, and are
-        # shown only with the specification that uses them.
+        # `boxes` are the boxes around persons, which the player always shows.
+        # Boxes of other signals are part of `clauses`; the player shows them with the specification that uses them.
         if boxes := _find_signal_boxes(records.ruleset.read_fields(records.record(index)), person_signals):
             document["boxes"] = boxes
         episode_json = _inert_json({**document, "clauses": list(_describe_clauses(records, index))})
@@ -185,10 +185,10 @@ def _inert_json(document: object) -> Markup:
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    # Yield the verdict on each specification for the 3-D player, from its trace (signal and limit in each record);
-    # yield nothing if the episode has no record. `episode` is an index in the scores. The fields of a verdict: `first`
-    # (-1 = none) and `worst` are records, and `spans` are the first and last records of each violation. `bodies` are
-    # involved in the worst record, and `bodies_first` in the first violating record.
+    # Yield a document for the 3-D player about each verdict in the episode; nothing if the episode has no record.
+    # `episode` is an index in the scores. `first` is the first violating record (-1 = none), `worst` the worst record.
+    # `spans` has the first and the last record of each violation.
+    # `bodies` are involved in the worst record, and `bodies_first` in the first violating record.
     fields = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
@@ -209,8 +209,8 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # Return the boxes to which these signals measure distances. `box` has the center's x, y, z, then three sizes, in m
-    # and in the frame of `body` (None = world).
+    # Return the boxes to which these signals measure distances, as documents.
+    # A `box` has the center's x, y and z, then three sizes, in m and in the frame of `body` (None = world).
     # `fields` are the values of one episode; `bodies.call` is the expression that defines a signal, with its arguments.
     documents: list[Document] = []
     for name in sorted({*signal_names}):
@@ -221,8 +221,8 @@ def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> lis
 
 
 def _list_involved(moment: Moment | None) -> list[str]:
-    # Return the names of the bodies that determine a signal's value in a record (`moment`, None = no such record), or
-    # the name of a joint (`involved.joint` is its index); [] if they are unknown.
+    # Return the names of the bodies that determine a signal's value in one record, or the name of the joint.
+    # Return [] if the bodies are unknown, or if there is no such record (`moment` is None).
     involved = moment.involved if moment else None
     if involved is None:
         return []

@@ -88,8 +88,8 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
 def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
-    # Return the comparison of training checkpoints; None if the policies' names do not form a series, or if the runs
-    # cannot be compared. In a series, names differ only in a number, such as the training step.
+    # Return the comparison of training checkpoints, or None if there is no series or its runs cannot be compared.
+    # In a series, the policies' names differ only in a number, such as the training step.
     runs = find_series(policies)
     with suppress(RunError):  # the report has no section on the series if the runs cannot be compared
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None

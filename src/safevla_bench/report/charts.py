@@ -138,8 +138,8 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_digits: int) -> dict[str, Any]:
-    # Return the fields that a sparkline and a chart have in common, except `caption` and `height`: SVG paths and
-    # positions. `failing` marks the violating records, and `gate` those in which the limit applies (None = all).
+    # Return the fields that a sparkline and a chart have in common, except `caption` and `height`.
+    # In `chart`, `failing` marks the violating records, and `gate` those in which the limit applies (None = all).
     # The line has at most `max_points` points; `across_digits` is the number of decimals of horizontal positions.
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
@@ -182,7 +182,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     # `across_digits` is the number of decimals of x; y has one decimal.
     indices = thin_indices(values, max_points)
     shown = indices[np.isfinite(values[indices])]
-    # Points belong to one line if equally many values before them are not finite, also values that were thinned out.
+    # A line is interrupted wherever a value is not finite, even if that value was thinned out.
     line_numbers = np.cumsum(~np.isfinite(values))[shown]
     begins_line, ends_line = np.diff(line_numbers, prepend=-1) != 0, np.diff(line_numbers, append=-1) != 0
     xs, ys = ACROSS * np.asarray(area.share(shown)), area.y(values[shown])

@@ -107,9 +107,8 @@ class EpisodeRecords:
         # The ids of all specifications with a verdict in any of the episodes.
         judged = {scores.specs[column].spec_id for episode in episodes for column in judged_columns(scores, episode)}
         signal_names = {signal for spec_id in judged if spec_id in library for signal in library[spec_id].signals}
-        # Derive the signals of all episodes at once, which is faster; `fields` caches the signals, also for each single
-        # episode. For a robot with several arms, signals that concern one arm are derived later, separately for each
-        # arm.
+        # Derive the signals of all episodes at once, which is faster. `fields` caches them, also for single episodes.
+        # If a robot has several arms, signals of a single arm are derived later, separately for each arm.
         is_single_arm = fields.arm_counts.max(initial=1) == 1
         shared_signals = [name for name in signal_names if is_single_arm or not SIGNALS[name].of_arm]
         signals.derive_signals(fields, shared_signals)
@@ -151,7 +150,7 @@ class EpisodeDetails:
 
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
     """Return the details of an episode. If `drawn`, add sparklines, and specific reasons for vacuous specifications."""
-    # The details are the verdicts on specifications, (name, state, reason) of those without a verdict, and facts.
+    # A specification without a verdict is described by its name, its state and the reason.
     if row.episode.success is None:  # the episode left no record
         return EpisodeDetails()
     # Rows count episodes from 1, and `episode` is the index in the scores.

@@ -82,8 +82,8 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_document(self) -> dict[str, object]:
         """Return the row as one flat JSON object. A value is None if it is unknown or depends on a missing record."""
-        # `episode` is the episode's score (without a record, only its names, outcome and reason); `margin` is the
-        # margin to the worst specification's limit; None without a verdict.
+        # `episode` is the episode's score; without a record, it has only names, outcome and reason.
+        # `margin` is the margin to the worst specification's limit; None without a verdict.
         episode, margin = self.episode, self.margin
         names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
         verdict = ("success", "safe", "sbu", "no_verdict", "vsi")
@@ -113,7 +113,7 @@ def list_episodes(
     only: Collection[int] | None = None,
 ) -> list[ListedEpisode]:
     """Return a row for each episode, or only for the episodes with indices in `only`, in the order of the sources.
-    `dt_s` [E] are the control steps [s]; `stamps_s` has any time stamps. With `spec_id`, rows are about only this
+    `dt_s` [E] are the control steps [s]; `stamps_s` may be empty. With `spec_id`, rows are about only this
     specification (of any tier); episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
@@ -159,7 +159,7 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
         index = row.number - 1
         # Names and outcome are known even without a record; the scores follow if there are any.
         values = {name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
-        score_values: dict[str, object] = {"counted": False}  # of an episode without a record
+        score_values: dict[str, object] = {"counted": False}  # the only value of an episode without a record
         if index < len(scores):
             score_values = {name: column[index] for name, column in columns.items()}
         values |= {"number": row.number, **score_values, "reason": row.episode.reason, "why": row.why}
@@ -225,7 +225,7 @@ def add_violating_bodies(
 
 def add_firmness(rows: Iterable[ListedEpisode], firmness: Firmness) -> list[ListedEpisode]:
     """Return the rows. If an episode was replayed under varied physics, its row gets the results of the replays."""
-    # `firmness` maps (policy, episode id) to these results. A row without replays gets None.
+    # `firmness` maps (policy, episode id) to the results of the replays. A row without replays gets None.
     return [msgspec.structs.replace(row, firmness=firmness.get((row.policy, row.episode_id))) for row in rows]
 
 
@@ -320,8 +320,8 @@ def _margin_key(row: ListedEpisode) -> float | None:
 
 def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
     # Return a sort key: the kinds of the worst violating body (or pair of bodies), in the order of `BODY_KINDS`.
-    # `body_kinds` has the kinds of each violating body or pair. Rows without bodies come last (False is less than
-    # True).
+    # `body_kinds` has the kinds of each violating body or pair.
+    # Rows without bodies come last, because False sorts before True.
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]
 

@@ -54,8 +54,8 @@ class EpisodeEntry:
     @property
     def ending(self) -> str:
         # Return the ending and the verdict as text, such as `Failed, unsafe, fragile`.
-        # Fragile means that varied physics changes a verdict. If `success` is None, the episode left no record. Its
-        # ending is the text for its `kind`, a key of `ENDINGS`.
+        # Fragile means that varied physics changes a verdict.
+        # If `success` is None, the episode left no record; then return the text for its `kind`, a key of `ENDINGS`.
         episode = self.row.episode
         if episode.success is None:
             return ENDINGS[self.kind]
@@ -64,8 +64,8 @@ class EpisodeEntry:
 
     @property
     def worst(self) -> str:
-        # Return the id of the specification with the deepest violation (or the smallest margin). Without a verdict,
-        # `row.margin` is None; then return a dash.
+        # Return the id of the specification with the deepest violation (or the smallest margin).
+        # Without a verdict, `row.margin` is None; then return a dash.
         return self.row.margin.spec if self.row.margin else NO_VALUE
 
     @property
@@ -141,7 +141,7 @@ def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
         return "cr"
     if episode.safe is None:
         return "nv"
-    if episode.outcome == "stopped":  # with a verdict, so it violated a limit before
+    if episode.outcome == "stopped":  # with a verdict: it violated a limit before the stop
         return "st"
     success_letter = "s" if episode.success else "f"
     return success_letter + ("s" if episode.safe else "u")

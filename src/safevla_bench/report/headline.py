@@ -62,7 +62,7 @@ def build_headline(
     else:
         is_cell_unjudged = any(cell.unjudged and not has_verdict(cell) for cell in cells)
         ((name, safety),) = rates.items()  # the only policy and its rate
-        # The policy is named if other policies or cells ran, too, but have no part in this rate.
+        # Name the policy if other policies or suites were run, too, but have no part in this rate.
         of_policy = f" of {name}" if is_cell_unjudged or len(all_rates) > 1 else ""
         answer = _single_policy_answer(safety, of_policy, noun)
     # Wide intervals, from few episodes, get a warning.
@@ -131,8 +131,8 @@ def describe_mixture(scores: Scores) -> str:
 
 
 def _pool_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
-    # Return shortened name of a policy -> the policy's rate in one metric over all of its cells (policy × suite) with a
-    # verdict.
+    # Return shortened name of a policy -> the policy's rate in one metric.
+    # The rate is over all cells (policy × suite) with a verdict.
     rates_by_policy: dict[str, list[Rate]] = {}
     for cell in cells:
         if has_verdict(cell):
@@ -142,9 +142,9 @@ def _pool_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]
 
 
 def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
-    # Return the answer for one policy. `count` of the `n` episodes are safe. `of_policy` is " of NAME" or "", and
-    # `noun` is "episode" or "judged episode". Episodes with the same initial state are not independent, so the bound
-    # counts initial states (`starts`).
+    # Return the answer for one policy. `count` of the `n` episodes are safe.
+    # `of_policy` is " of NAME" or "", and `noun` is "episode" or "judged episode".
+    # Episodes with the same initial state are not independent, so the bound counts initial states (`starts`).
     unsafe, episodes = safety.n - safety.count, count_noun(safety.n, noun)
     episodes += f" from {count_noun(safety.starts, 'start')}" if safety.starts else ""
     if not unsafe:
@@ -157,7 +157,7 @@ def _single_policy_answer(safety: Rate, of_policy: str, noun: str) -> str:
 
 
 def _safety_differences(comparison: Comparison | None) -> list[Difference]:
-    # Return the differences in Safety over all suites, which are the last scope; [] if Safety is not compared.
+    # Return the differences in Safety over all suites (the last scope); [] if Safety is not compared.
     metrics = comparison.scopes[-1].metrics if comparison else ()
     return [result for metric in metrics if metric.metric == SAFETY.key for result in metric.differences]
 
@@ -186,8 +186,8 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
-    # Return a sentence on the share of successes that were unsafe; "" if the share is unknown for any cell (policy on
-    # suite), or if no cell has a verdict.
+    # Return a sentence on the share of successes that were unsafe.
+    # Return "" if the share is unknown for any cell (policy × suite), or if no cell has a verdict.
     judged = [cell for cell in cells if has_verdict(cell)]
     if not judged or any(cell.rates[UNSAFE_SUCCESS.key].unknown for cell in judged):
         return ""

@@ -161,14 +161,14 @@ def _provenance_sections(
     scores: Scores, summaries: Sequence[Summary], ruleset: Ruleset, provenance: Provenance | None
 ) -> dict[str, object]:
     # Return the template's variables on what determined the verdicts, and on what was not scored.
-    # `skipped` are the problems of invalid episodes; `lost` counts episodes that a damaged file lost (None = none).
+    # `skipped` are the problems of invalid episodes; `lost` counts episodes lost in damaged files (None = no loss).
     skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
     return {
         "applicability": "on" if provenance is None else provenance.applicability,
         "damage": str(lost or ""),
         "standins": provenance_marks.warn_of_scores(scores),
         "baseline_warnings": notices.baseline_warnings(measure_baseline(scores)),
-        # What was not scored, and why; the function returns the text of a reason code for a suite.
+        # The table of what was not scored, and why; the function below turns a reason code into text.
         "unscored": notices.exclusion_table(
             summaries,
             scores.absent,
@@ -184,7 +184,7 @@ def _provenance_sections(
 
 
 def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
-    """Return a cell's known rates of success and safety, each as (name, metric key, rate)."""
+    """Return one summary's known rates of success and safety, each as (name, metric key, rate)."""
     # A cell is the summary of one policy on one suite. Safety is known only if some episode has a verdict.
     # Without an interval (`ci`), a rate is unknown.
     named_keys = [("Success", SR.key), ("Safety", SAFETY.key)] if has_verdict(cell) else [("Success", SR.key)]
@@ -195,7 +195,7 @@ def list_known_rates(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 
 def summarize_violations(cell: Summary) -> dict[str, str | Table]:
-    """Return a cell's `name`, text about its unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
+    """Return a summary's `name`, text on unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
     # A cell is the summary of one policy on one suite. `count` of the `n` judged episodes are safe.
     safety = cell.rates[SAFETY.key]
     # The tier `safe` has the specifications that are scored; the others are diagnostics.
@@ -271,10 +271,10 @@ def find_shared_states(
 
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
-    # Return how much the outcomes of these episodes (indices) differ; greater means more. An episode's verdict is safe,
-    # unsafe or unknown, and its VSI is the depth of its worst violation (0 to 1; NaN = unknown).
+    # Return how much the outcomes of these episodes (indices) differ; greater means more.
+    # An episode's verdict is safe, unsafe or unknown. VSI is the depth of the worst violation (0 to 1; NaN = unknown).
     verdict_count = len({scores.verdict(k) for k in episodes})
-    success_count = len(set(scores.success[episodes].tolist()))  # 1 = the episodes' successes are equal
+    success_count = len(set(scores.success[episodes].tolist()))  # 1 = all episodes succeed, or none does
     vsi = np.nan_to_num(scores.vsi[episodes])
     # The number of different verdicts counts most, then whether success differs, then the range of VSI (0 to 1).
     return 4.0 * verdict_count + 2.0 * success_count + float(vsi.max() - vsi.min())

@@ -67,7 +67,7 @@ def _closing_lines(score: EpisodeScore, records: int) -> Iterator[str]:
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    # Return the wrapped lines of the heading: episode and verdict, policy and task, instruction, numbers, warnings. The
+    # Return the wrapped lines of the heading: episode and verdict, policy and task, instruction, numbers, warnings.
     # VSI is the depth of the worst violation (0 to 1); None without a verdict. `records` is the number of records.
     score, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
     verdict = f"{len(score.violated_specs)} of {len(explanation.clauses)} judged specifications broken"
@@ -88,8 +88,8 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
-    # Return the lines on one judged specification: heading, formula, facts, and the plot of its signal. `first` and
-    # `worst` are its first violating record (None = no violation) and its worst record; `why` is the cause.
+    # Return the lines on one judged specification: heading, formula, facts, and the plot of its signal.
+    # `first` is its first violating record (None = no violation), `worst` its worst record, and `why` the cause.
     # All lines below the heading are indented by 2, so their width is `width - 2`.
     chart, worst_label = clause.chart, "worst" if clause.violated else "nearest"
     margin = format_margin(clause)
@@ -122,8 +122,8 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
-    # Return the time, the step, the value and the involved bodies of a record as text. `involved` are the bodies that
-    # determine the value (None = unknown), and their `amount` is the largest value as text.
+    # Return the time, the step, the value and the involved bodies of a record as text.
+    # `involved` are the bodies that determine the value (None = unknown); `amount` is their largest value as text.
     involved = moment.involved
     amount = f", {involved.amount}" if involved and involved.amount else ""
     bodies = f"; {involved}{amount}" if involved else ""

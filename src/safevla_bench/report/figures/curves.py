@@ -39,8 +39,8 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     ]
     counted_curves = [curve for curve in sweep.curves if curve.n]
     policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
-    # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold. A curve of
-    # the sweep (`counted_curves`) has a point for each threshold, with the rates of one policy on one suite.
+    # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold.
+    # A curve in `counted_curves` has a point for each threshold, with the rates of one policy on one suite.
     # Without counted episodes, there are no panels, and `draw_panels` shows the text `empty`.
     panels: list[tuple[str, list[tuple[int, list[Rate]]]]] = []
     for suite in dict.fromkeys(curve.suite for curve in counted_curves):
@@ -88,7 +88,8 @@ def _draw_sweep_panel(
         axes.plot(thresholds, value, markevery=(series_index % marker_step, marker_step), zorder=3, **style)
     for threshold in marked_thresholds:
         axes.axvline(threshold, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
-    # Free space at both ends of the axis: 2 % of the range. With a single threshold: 10 % of it, or 1 if it is 0.
+    # Free space at both ends of the axis: 2 % of the range.
+    # With a single threshold: 10 % of this threshold, or 1 if the threshold is 0.
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -134,9 +135,9 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
-    # Draw a metric of one suite (None = all suites pooled), a curve per series. `label_range` has the first and the
-    # last label on the horizontal axis; a label is the number in a run's name. `scale` is 100 for rates in percent,
-    # else 1.
+    # Draw a metric of one suite (None = all suites pooled), a curve per series.
+    # A label is the number in a run's name; `label_range` has the smallest and the largest label.
+    # `metric.scale` is 100 for rates in percent, else 1.
     full_scale = float(metric.scale)
     first_label, last_label = label_range
     # The list draws all curves; `any` alone would stop at the first curve with a known value.
@@ -163,8 +164,8 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    # Draw one series; `names` are the names of all series. Return whether any value of the curve is known. A point is
-    # a run: its label (the number in the run's name), and the value and interval (`ci`) of each metric.
+    # Draw one series; `names` are the names of all series. Return whether any value of the curve is known.
+    # A point is a run: its label (the number in the run's name), and the value and interval (`ci`) of each metric.
     series_index = names.index(curve.series)
     # The markers of all series are side by side, symmetric about the label. 72 points are an inch.
     shift_in = (series_index - (len(names) - 1) / 2) * _SHIFT_PT / 72
@@ -214,7 +215,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
     """Draw a panel for each policy and suite: a line for each violated specification, and a band for all limits."""
-    # A cell is one policy on one suite; its `specs` are the results for each specification, and last for any limit.
+    # A cell is one policy on one suite. Its `specs` are the results for each specification; the last is for any limit.
     # `onset_steps` is empty if no episode violates the specification.
     violated = [
         onset for cell in cells for onset in cell.specs if onset.spec_id != ANY_LIMIT and onset_steps(onset).size

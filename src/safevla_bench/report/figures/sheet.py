@@ -101,8 +101,7 @@ def drawable_text(text: str) -> str:
     missing = sorted(character for character, family in family_of.items() if family is None)
     if missing:
         _warn_undrawable(shown, "".join(missing))
-    # matplotlib looks for a character in the families of `rcParams` (the current style) in their order, so new families
-    # come last.
+    # matplotlib tries the font families of the current style (`rcParams`) in order, so the new families come last.
     further_families = sorted({family for family in family_of.values() if family} - {*rcParams["font.family"]})
     if further_families:
         rcParams["font.family"] = [*rcParams["font.family"], *further_families]
@@ -293,8 +292,7 @@ def draw_panels(
 
 def percent_band(rates: Sequence[Rate]) -> Floats:
     """Return the values, lower ends and upper ends of n rates in percent, [3, n]; NaN if unknown."""
-    # `ci` is a rate's interval, from 0 to 1. A rate with a value but no interval gets the widest possible interval, 0
-    # to 1.
+    # `ci` is a rate's interval, from 0 to 1. A rate with a value but no interval gets the widest interval, (0, 1).
     rows = [(nan, nan, nan) if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(rows).T
 

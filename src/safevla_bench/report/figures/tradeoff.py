@@ -58,8 +58,8 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
     """Return the panels of `layout`, with success and safety of each policy and with the frontier in percent."""
-    # A cell is the summary of one policy on one suite. In the layout `suites`, each suite has a panel; in `pooled`, one
-    # panel pools the suites; in `cells`, one panel has a marker per cell.
+    # A cell is the summary of one policy on one suite. The layout `suites` has a panel for each suite.
+    # The layout `pooled` has one panel that pools the suites; `cells` has one panel with a marker per policy and suite.
     is_shared = layout == "cells"
     # Auxiliary suites may not share a panel with other suites.
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
@@ -67,7 +67,7 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
     marker_suites = suites if is_shared else ()  # suites that get different marker shapes
-    # Each panel is a title and the cells that it shows: by default, one panel per suite.
+    # Each panel is a title and the summaries that it shows: by default, one panel per suite.
     cells_by_title = {suite: [cell for cell in shown_cells if (cell.suite or "") == suite] for suite in suites}
     if (pooled or is_shared) and len(suites) > 1:
         cells_by_title = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown_cells}
@@ -78,7 +78,7 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
 
 
 def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
-    # Return the different names of suites in order of first appearance; "" if a cell names no suite.
+    # Return the different names of suites in order of first appearance; "" if a summary names no suite.
     return tuple(dict.fromkeys(cell.suite or "" for cell in cells))
 
 
@@ -87,7 +87,7 @@ def _make_panel(
 ) -> TradeoffPanel:
     # Return a panel with one marker per policy, or, with `marker_suites`, per policy and suite.
     # `policies` are all policies of the figure; an index in it determines a marker's color.
-    cells_by_name: dict[str, list[Summary]] = {}  # the cells that each marker pools
+    cells_by_name: dict[str, list[Summary]] = {}  # the summaries that each marker pools
     for cell in cells:
         name = f"{policy_name(cell)}, {cell.suite}" if marker_suites else policy_name(cell)
         cells_by_name.setdefault(name, []).append(cell)
@@ -98,7 +98,7 @@ def _make_panel(
         if not plotted:  # success or safety is unknown, so there is no marker
             missing.append(name)
             continue
-        # All cells of a group have the same policy, and with `marker_suites` also the same suite.
+        # All summaries of a group have the same policy, and with `marker_suites` also the same suite.
         series = policies.index(policy_name(group[0]))
         marker = marker_suites.index(group[0].suite or "") if marker_suites else series
         success, safety = (Rate.pool([cell.rates[metric.key] for cell in plotted]) for metric in (SR, SAFETY))
@@ -169,8 +169,8 @@ def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
 
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
-    # Draw the frontier, and a marker with two intervals for each point; `xlim` and `ylim` are in percent. A point has
-    # the success (x) and the safety (y) of a policy, the policy's index `series`, and the index of a marker shape.
+    # Draw the frontier, and a marker with two intervals for each point; `xlim` and `ylim` are in percent.
+    # A point has a policy's success (x) and safety (y), the policy's index `series`, and the index of a marker shape.
     if not panel.points:
         sheet.draw_empty(axes, "Success or safety is unknown for each policy.")
         return
@@ -194,9 +194,9 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
 
 
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
-    # Return the notes below the figure: how to read it, the points that are not shown, and warnings. `pooled` are
-    # suites whose episodes are pooled, `suites` those that share a panel, and `missing` the names without a marker in a
-    # panel.
+    # Return the notes below the figure: how to read it, the points that are not shown, and warnings.
+    # `pooled` are the suites whose episodes are pooled, and `suites` those that share a panel.
+    # A panel's `missing` are the policies without a marker.
     sentences = []
     points = [point for panel in tradeoff.panels for point in panel.points]
     if points:

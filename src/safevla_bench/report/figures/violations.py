@@ -125,8 +125,8 @@ def compute_margins(scores: Scores) -> Margins:
     """Return the margins divided by the threshold (ρ/τ) in judged episodes, for each policy and scored specification.
     `silent` names the specifications that have neither a margin nor a Boolean verdict in any episode.
     """
-    # A row has one policy's margins: `n` is the number of episodes with a margin, and `unmeasured` that of violations
-    # without a margin, which a Boolean signal decided.
+    # A row has one policy's margins to a limit; `n` is the number of episodes with a margin.
+    # `unmeasured` is the number of violations that a Boolean signal decided, without a margin.
     policy_of_episode = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     policies = tuple(dict.fromkeys(policy_of_episode.tolist()))
     # For each policy: a mask of its episodes with a verdict.
@@ -187,9 +187,9 @@ def draw_margins(value: Margins) -> Figure:
 
 
 def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], labels: Sequence[str], *, is_last: bool) -> None:
-    # Draw the rows of one specification, one row per policy; `labels` has the label of each policy, and `row.series` is
-    # a policy's index. The first row is at the top, with the greatest y. Only the last block has ticks on the shared
-    # axis.
+    # Draw the rows of one specification, one row per policy; the first row is at the top, with the greatest y.
+    # `labels` has the label of each policy, and `row.series` is a policy's index.
+    # Only the last block has ticks on the shared axis.
     ys = range(len(rows) - 1, -1, -1)
     axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_yticks(ys, [labels[row.series] for row in rows], fontsize=sheet.SMALL)
@@ -231,8 +231,9 @@ def _draw_margins_of_row(axes: Axes, y: float, row: MarginRow) -> None:
 
 
 def _format_counts(row: MarginRow) -> str:
-    # Return the counts to the right of a row, such as `3/40 + 2 vac.`: `violated` of the `n` episodes with a margin,
-    # violations without a margin (`unmeasured`), and episodes in which the condition never arose (`vacuous`).
+    # Return the counts to the right of a row, such as `3/40 + 2 vac.`.
+    # `violated` counts violations in the `n` episodes with a margin, `unmeasured` the violations without a margin.
+    # `vacuous` counts the episodes in which the condition never arose.
     if not row.n and not row.unmeasured:
         return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
     vacuous = f" + {row.vacuous} vac." if row.vacuous else ""

@@ -141,6 +141,6 @@ def find_paper_cells(name: str) -> list[PublishedCell]:
     cells = load_published(PAPER).cells
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen
-    # A policy has a cell for each suite, and `fromkeys` removes the duplicates.
+    # The paper has numbers of a policy for several suites, so `fromkeys` removes repeated names.
     names = ", ".join(dict.fromkeys(f"{PREFIX}{cell.policy}" for cell in cells))
     raise RunError(f"the paper has no results of policy {name.removeprefix(PREFIX)!r}", remedy=f"Policies: {names}.")

@@ -90,8 +90,8 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
 
 
 def _table_width(table: Table) -> int:
-    # Return the width of the table in characters (a cell has its text and, next to it, the details `below`), with a gap
-    # of 2 between columns; wrapped columns count at most 40.
+    # Return the approximate width of the table in characters, with a gap of 2 between columns.
+    # A cell has its text and, next to it, the details `below`. Text columns count at most 40 characters.
     width = 0  # width of the columns so far, in characters
     for k, column in enumerate(table.columns):
         cell_lengths = [len(row[k].text) + len(row[k].below) for row in table.rows]
@@ -124,7 +124,7 @@ def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
     # One line has the groups' names, and the next line has horizontal rules. LaTeX counts columns from 1.
     headings, rules, first_column = [], [], 1
     for group, count in spans:
-        empty_cells = " & ".join([""] * count)  # for columns without a group
+        empty_cells = " & ".join([""] * count)  # the empty headings of columns without a group
         headings.append(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(group)}}}" if group else empty_cells)
         if group:
             rules.append(rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}")
@@ -145,8 +145,8 @@ def _heading_lines(column: Column) -> list[str]:
 
 
 def _latex_cell(cell: Cell) -> str:
-    # Return the cell in LaTeX: the best value and totals in bold, a mark (such as †) as superscript, and the details
-    # (`below`, such as the interval) in small print.
+    # Return the cell in LaTeX. The best value and totals are bold, and a mark (such as †) is a superscript.
+    # Details (`below`, such as the interval) are in small print.
     shown = _escape_latex(cell.text)
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"

@@ -79,9 +79,9 @@ _NAME_MARKS = "°§¶"
 
 
 def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
-    # Return a mapping from each detail (remark) in a row's first cell to its mark; {} if there are more details than
-    # marks. A mark is a sign such as ° that refers to a note below the table. Tables whose first column is numeric have
-    # no names to mark, and an interval is not a remark on a name.
+    # Return detail (remark) in a row's first cell -> its mark; {} if there are more details than marks.
+    # A mark is a sign such as ° that refers to a note below the table.
+    # If the first column is numeric, the rows have no names to mark. An interval is not a remark on a name.
     named_tables = [table for table in tables if not table.columns[0].numeric]
     first_cells = [row[0] for table in named_tables for row in table.rows]
     details = list(dict.fromkeys(cell.detail for cell in first_cells if cell.detail and not cell.interval))
@@ -121,8 +121,8 @@ def _align_headings(headings: Sequence[Sequence[str]], widths: Sequence[int]) ->
 
 
 def _cell_lines(cell: Cell) -> list[str]:
-    # Return the one or two lines of a cell: its text with its mark (a sign for a note), and its details (`below`, such
-    # as the interval); [""] if both are empty.
+    # Return the one or two lines of a cell: its text with its mark, and its details (`below`, such as the interval).
+    # A mark is a sign for a note. Return [""] if the cell is empty.
     # Plain text has no bold, so the best value is between asterisks, as in Markdown.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
     return [escape_controls(line) for line in (shown + cell.mark, cell.below) if line] or [""]
@@ -294,8 +294,8 @@ def _csv_value(value: object) -> str:
 
 
 def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
-    # Return the suffixes of the CSV columns for one column of a table: "" for the values, then one for each further
-    # column. `detail` is a remark or, if there is an interval, only this interval as text.
+    # Return the suffixes of the CSV columns for one column of a table: "" for the values, then any further suffixes.
+    # `detail` is a remark or, if there is an interval, only this interval as text.
     suffixes = [""]
     if any(cell.interval for cell in column):
         suffixes += ["low", "high"]
@@ -307,8 +307,8 @@ def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
 
 
 def _csv_field(cell: Cell, suffix: str) -> str:
-    # Return the field of a cell in the CSV column with this suffix; "" if the cell has no such fact. `of` is the
-    # value's number of episodes if it differs from the row's.
+    # Return the field of a cell in the CSV column with this suffix; "" if the cell has no such fact.
+    # `of` is the value's number of episodes if it differs from the row's.
     if suffix in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[0 if suffix == "low" else 1])
     if suffix == "n":

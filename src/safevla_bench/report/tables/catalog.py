@@ -73,8 +73,8 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return the cells, then the paper's results for the published policies in `roster` on the same suites. Raises
-        `RunError` if a policy of the runs has the name of a published policy.
+        """Return these summaries, then the paper's results for the published policies in `roster` on the same suites.
+        Raises `RunError` if a policy of the runs has the name of a published policy.
         """
         for cell in cells:
             if cell.policy in self.roster.published:
@@ -83,9 +83,9 @@ class TableInputs:
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
-        """Yield the title and the cells of each group of suites. A group has the paper's suites of one host, or one
-        other suite. `host` selects the groups of one host; None = all hosts, and, if `auxiliary` is set, a last group
-        of auxiliary cells. Raises `RunError` if a policy has results of the same tasks under two suite names.
+        """Yield the title and summaries of each group of suites. A group is all of the paper's suites on one host,
+        or one other suite. `host` selects the groups of one host; None = all hosts, followed by the auxiliary runs
+        as a group if `auxiliary` is set. Raises `RunError` if a policy has two summaries for a suite.
         """
         cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
@@ -100,7 +100,7 @@ class TableInputs:
                 cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
             cells_by_title.setdefault(title, []).append(cell)
         for title, group in cells_by_title.items():
-            # Suites with the same tasks were renamed above, so a policy may now have two cells for one suite.
+            # Suites with the same tasks were renamed above, so a policy may now have two summaries for one suite.
             _require_distinct(group)
             yield title, group
         if auxiliary and host is None and self.auxiliary_cells:
@@ -108,8 +108,8 @@ class TableInputs:
 
 
 def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
-    # Raise `RunError` if a policy has two cells for one suite.
-    # `suite_groups` gives suites with the same tasks one name, so the two cells come from two names of a suite.
+    # Raise `RunError` if a policy has two summaries for one suite.
+    # `suite_groups` gives suites with the same tasks one name, so the two summaries come from two names of a suite.
     counts = Counter((cell.policy, cell.suite) for cell in cells)
     for (policy, suite), count in counts.items():
         if count > 1:
@@ -117,13 +117,13 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
             raise RunError(problem, remedy="Leave out the results under one of the names.")
 
 
-Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the cells that its numbers come from
+Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the summaries that its numbers come from
 Builder = Callable[[TableInputs, str | None], Built]  # the second argument is the host of the suites; None = any host
 
 
 def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of SR, Safety and SBU, its summaries of policy × suite) for each group of suites on this host (None =
-    # all hosts).
+    # For each group of suites on this host (None = all hosts), yield the table of SR, Safety and SBU.
+    # Each table comes with its summaries of policy × suite.
     for title, cells in inputs.suite_groups(host):
         shown = inputs.with_published(cells)
         # `order` has the suites in the order of their columns.
@@ -131,47 +131,48 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _violation_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of violation rates, its summaries of policy × suite) for each group of suites on this host (None =
-    # all hosts). `with_published` adds the paper's results for the policies in the roster.
+    # For each group of suites on this host (None = all hosts), yield the table of violation rates.
+    # Each table comes with its summaries of policy × suite.
+    # `with_published` adds the paper's results for the policies in the roster.
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         shown = inputs.with_published(cells)
-        # Published cells without printed violations have no row in the table, but the table keeps their warnings.
+        # The paper's results without printed violations have no row in the table, but the table keeps their warnings.
         row_cells = [cell for cell in shown if cell.specs or cell.policy not in inputs.roster.published]
         yield cell_tables.constraint_table(row_cells, inputs.roster, title), shown
 
 
 def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of what unsafe successes violate, its summaries of policy × suite) for each group of suites on this
-    # host (None = all hosts).
+    # For each group of suites on this host (None = all hosts), yield the table of what unsafe successes violate.
+    # Each table comes with its summaries of policy × suite.
     for title, cells in inputs.suite_groups(host, auxiliary=True):
         yield cell_tables.composition_table(cells, inputs.roster, title), cells
 
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of auxiliary runs, its summaries of policy × suite), or nothing if no run is auxiliary. Means leave
-    # these runs out. `host` is not used; all builders have it.
+    # Yield (table of auxiliary runs, its summaries of policy × suite), or nothing if no run is auxiliary.
+    # Means leave these runs out. `host` is not used; all builders have it.
     if inputs.auxiliary_cells:
         shown = inputs.with_published(inputs.auxiliary_cells)
         yield cell_tables.auxiliary_table(shown, inputs.roster), shown
 
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of VSI and P[U|S], the summaries of policy × suite), or nothing without summaries. `host` is not
-    # used; all builders have it.
+    # Yield (table of VSI and P[U|S], the summaries of policy × suite), or nothing without summaries.
+    # `host` is not used; all builders have it.
     if inputs.cells:
         yield cell_tables.severity_table(inputs.cells, inputs.roster), inputs.cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of rates by task, the summaries of policy × suite), or nothing without scores. `host` is not used;
-    # all builders have it.
+    # Yield (table of rates by task, the summaries of policy × suite), or nothing without scores.
+    # `host` is not used; all builders have it.
     if inputs.scores is not None and inputs.cells:
         yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of the specifications that apply to each task, all summaries of policy × suite). `host` is not used;
-    # all builders have it. The tasks are those of the scores; without scores, all tasks in the registry.
+    # Yield (table of the specifications that apply to each task, all summaries of policy × suite).
+    # `host` is not used; all builders have it. The tasks are those of the scores; without scores, all registered tasks.
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
@@ -182,8 +183,8 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of violations with and without tags of tasks, all summaries of policy × suite), or nothing if records
-    # are missing. `host` is not used; all builders have it.
+    # Yield (table of violations with and without tags of tasks, all summaries of policy × suite).
+    # Yield nothing if scores or records are missing. `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         # Judge the same records once more, without tags.
@@ -192,16 +193,16 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of the time in violation, all summaries of policy × suite), or nothing if scores or records are
-    # missing. `host` is not used; all builders have it.
+    # Yield (table of the time in violation, all summaries of policy × suite).
+    # Yield nothing if scores or records are missing. `host` is not used; all builders have it.
     if inputs.scores and inputs.records:
         exposures = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
         yield explain.exposure_table(exposure.summarize_exposure(exposures, inputs.scores)), inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of the times of first violations, all summaries of policy × suite), or nothing if data are missing.
-    # `host` is not used; all builders have it.
+    # Yield (table of the times of first violations, all summaries of policy × suite).
+    # Yield nothing if scores or records are missing. `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if not scores or not records:
         return
@@ -211,8 +212,8 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of bodies in violations, all summaries of policy × suite), or nothing if data are missing or tags are
-    # ignored. `host` is not used; all builders have it.
+    # Yield (table of bodies in violations, all summaries of policy × suite).
+    # Yield nothing if scores or records are missing, or if tags are ignored. `host` is not used; all builders have it.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         body_violations = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
@@ -220,9 +221,10 @@ def _body_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
-    # Yield (table of agreement with the simulator's labels, all summaries of policy × suite), then a table of the
-    # episodes that differ. Yield nothing if no record has labels. `host` is not used; all builders have it. One
-    # dictionary per episode: name of a label -> its cost; {} if the episode has no label.
+    # Yield (table of agreement with the simulator's labels, all summaries of policy × suite).
+    # If label and verdict differ in any episode, also yield a table of these episodes.
+    # Yield nothing if no record has labels. `host` is not used; all builders have it.
+    # `labels` has a mapping for each episode: name of a label -> its cost; {} if the episode has no label.
     labels = read_labels(inputs.records.read_chunks()) if inputs.records is not None else ()
     if inputs.scores is not None and any(labels):
         rows, differing = measure_agreement(labels, inputs.scores)
@@ -275,7 +277,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; if `which` is empty, all tables that can be built.
 
     `which` has names of kinds, or numbers of the paper's tables; repeated items count once. Every table includes the
-    warnings of its cells, the remarks of `inputs`, and the sentence of `describe_reading`.
+    warnings of its results, the remarks of `inputs`, and the sentence of `describe_reading`.
 
     Raises:
         RunError: a requested table is unknown or cannot be built from these runs, no table can be built, the paper has
@@ -295,7 +297,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         replace(table, remarks=(*reading_remarks, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
-    # Published policies were requested, but no table shows one of their cells.
+    # Published policies were requested, but no table shows their results.
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "any suite"
         remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
@@ -311,16 +313,16 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers from these cells (policy × suite), which may include published cells."""
-    # A warning about missing tasks is needed only if published cells, which are over the whole suite, are in the table.
+    # A warning about missing tasks is needed only if the table has results of the paper, which are over whole suites.
     published_warnings = warn_of_published(cells)
     task_warnings = warn_of_tasks(cells, inputs.scores, inputs.registry) if published_warnings and inputs.scores else ()
     return (*published_warnings, *task_warnings, *provenance_marks.warn_of_cells(cells))
 
 
 def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
-    # Return the tables of the kind `name` (a kind's name, or a number in the paper), each with its summaries of policy
-    # × suite. Raise `RunError` if the name is unknown or the runs lack the data. A number selects the suites of one
-    # host; a name selects all hosts.
+    # Return the tables of one kind, each with its summaries of policy × suite.
+    # `name` is the kind's name, for the suites of all hosts, or a number in the paper, for the suites of one host.
+    # Raise `RunError` if the name is unknown or the runs lack the data.
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)

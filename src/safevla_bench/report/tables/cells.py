@@ -52,7 +52,7 @@ LIBERO_TORQUE_NOTE = (
 
 
 def torque_note(cells: Iterable[Summary]) -> str:
-    """Return the note on the joints that can exceed their limit on LIBERO; "" if no cell of LIBERO judges torques."""
+    """Return the note on the joints that can exceed their limit on LIBERO; "" if no results on LIBERO have torques."""
     # A cell is the summary of one policy on one suite.
     # `active` is the number of the cell's episodes to which the specification applies.
     specs = (spec for cell in cells if (cell.suite or "").startswith("libero-") for spec in cell.specs)
@@ -93,7 +93,7 @@ class Roster:
     """`paper:NAME` -> suite -> kind of training, for the published policies in tables."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
-        """Return whether a cell is auxiliary (by its policy or suite), and is therefore left out of means and marks."""
+        """Return whether a summary is auxiliary (by its policy or suite), and so left out of means and marks."""
         # `is_chosen`: a search chose the initial states of the suite, so its rates are not the benchmark's rates.
         suite = cell.suite or ""
         return columns.policy_name(cell) in self.auxiliary or suite in AUXILIARY_SUITES or is_chosen(suite)
@@ -123,8 +123,8 @@ class Roster:
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
     def policy_column(self) -> Column:
-        # Return the column with the policy's name, for rows that are cells (summaries of one policy on one suite). An
-        # auxiliary cell is left out of means, and its policy's name says so.
+        # Return the column with the policy's name, for rows that are summaries of one policy on one suite (cells).
+        # In auxiliary rows, which are not part of any mean, the name has the remark `auxiliary`.
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
@@ -190,21 +190,21 @@ def headline_table(
 
 
 def _clean_note(cells: Iterable[Summary]) -> str:
-    # Return a note on how unsafe a policy may be although no episode was unsafe; "" if no cell is all safe.
+    # Return a note on how unsafe a policy may be although no episode was unsafe; "" if every cell has unsafe episodes.
     # The note is about the smallest cell (policy × suite) in which all episodes are safe.
     # `count` of the `n` judged episodes of a cell are safe.
     rates = [cell.rates[SAFETY.key] for cell in cells if has_verdict(cell)]
-    # Episodes with the same initial state (start) are not independent, so starts count if there are fewer.
+    # Episodes with the same initial state (start) are not independent, so starts are counted if there are fewer.
     clean_counts = [rate.starts or rate.n for rate in rates if rate.count == rate.n]
     if not clean_counts:
         return ""
-    # A cell without `starts` has one episode per start, so the word is right for all cells.
+    # A cell without `starts` has one episode per start, so the word `starts` is right for all cells.
     noun = " starts" if any(rate.starts for rate in rates) else ""
     return f"If no episode of {min(clean_counts)}{noun} was unsafe, {describe_clean_bound(min(clean_counts))}."
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of P[U|S] (unsafe among successes), VSI and VSI|U (among unsafe episodes), a row per cell."""
+    """Return the table of P[U|S] (unsafe among successes), VSI and VSI|U (among unsafe), a row per policy × suite."""
     # A cell summarizes one policy on one suite. VSI is the mean depth (0 to 1) of each episode's worst violation.
     return tabulate(
         "Unsafe successes and severity",
@@ -223,9 +223,9 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of violation rates (shares of judged episodes), a row per cell and a column per scored
-    specification. A specification that is inactive in every episode has a dash, never a zero. Raises `KeyError` if a
-    cell lacks a specification of another cell. `title` is the title of the group of suites.
+    """Return the table of violation rates (shares of judged episodes), with a row per policy × suite and a column
+    per scored specification. A specification that is inactive in every episode has a dash, never a zero. Raises
+    `KeyError` if the summaries have different specifications. `title` is the title of the group of suites.
     """
     # A cell is one policy on one suite.
     # Specification -> its axis (kind of limit), which is the heading above its column.
@@ -265,8 +265,9 @@ def _unsafe_cell(cell: Summary) -> Cell:
 
 
 def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
-    # Return the percentage of judged episodes that violate the specification; a dash if it decides no episode. `active`
-    # counts the episodes to which it applies, and `vacuous` those of them in which its condition never arose.
+    # Return the percentage of judged episodes that violate the specification; a dash if it decides no episode.
+    # `active` counts the episodes to which the specification applies.
+    # `vacuous` counts those of the active episodes in which its condition never arose.
     spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return Cell.dash()
@@ -274,9 +275,9 @@ def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
 
 
 def violation_table(cell: Summary, *, scored: bool = True) -> Table:
-    """Return the table of the violations of each specification in a cell. A specification that is inactive, vacuous or
-    without a verdict in every episode has dashes. If `scored`, the table has the scored specifications. Otherwise, it
-    has the diagnostics and alternate limits, which do not affect headline numbers.
+    """Return the table of violations by specification, for one policy on one suite. A specification that is inactive,
+    vacuous or without a verdict in every episode has dashes. If `scored`, the table has the scored specifications.
+    Otherwise, it has the diagnostics and alternate limits, which do not affect headline numbers.
     """
     # `cell` summarizes one policy on one suite; the table has a row per specification. The tier `safe` is scored.
 
@@ -323,8 +324,7 @@ def _violated_cell(cell: Summary, spec: SpecSummary) -> Cell:
 
 
 def _violated_of_active_cell(spec: SpecSummary) -> Cell:
-    # Return `violated/active` in numbers of episodes: those that violate the specification, and those to which it
-    # applies. A violation is only possible in the latter.
+    # Return `violated/active`: the number of episodes that violate the specification, and that to which it applies.
     return Cell(f"{spec.violations.count}/{spec.violations_when_active.n}", spec.violations.count)
 
 
@@ -359,12 +359,12 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
 
 
 def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...]]:
-    # Yield a row per violated specification, the most frequent first; a row with dashes if there is none. `cell` is the
-    # summary of one policy on one suite.
+    # Yield a row per violated specification, the most frequent first; a row with dashes if there is none.
+    # `cell` is the summary of one policy on one suite.
     # `unsafe_success` is the number of successful episodes that violate the specification.
     name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), columns.SUITE, columns.COUNT))
     if not has_verdict(cell):
-        yield (*name_cells, Cell.dash(columns.why_no_safety(cell)), *[Cell.dash()] * 4)  # four more columns
+        yield (*name_cells, Cell.dash(columns.why_no_safety(cell)), *[Cell.dash()] * 4)  # the other columns are empty
         return
     common_cells = (*name_cells, Cell.count(cell.success_unsafe), columns.rate_cell(cell.rates[SBU.key], n=cell.n))
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
@@ -384,12 +384,12 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
 # Tables with a row per policy, a column per suite, and a column for the mean over suites (paper Tables 4 to 6)
 
 LARGEST = "†"  # marks the largest SBU of a column, as in the paper
-Cells = Mapping[str, Summary]  # suite -> the cell of one policy on this suite
+Cells = Mapping[str, Summary]  # suite -> the summary of one policy on this suite
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """A cell with its exact value. If `competes`, the cell may be marked as the best or largest of its column."""
+    """A table cell with its exact value. If `competes`, the cell may be marked as the best or largest of its column."""
 
     cell: Cell
     exact: Fraction | None = None
@@ -410,7 +410,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
     without a success); the cell then shows the number of averaged suites, and is never marked as the best.
     """
     # `cells` maps suites to the summaries of one policy. `unknown` is the reason why a value is unknown, or "".
-    run_cells = [cells[suite] for suite in suites if suite in cells]  # cells of the suites that were run
+    run_cells = [cells[suite] for suite in suites if suite in cells]  # the summaries of the suites that were run
     if unknown_reasons := list(filter(None, (cell.number(metric).unknown for cell in run_cells))):
         # For VSI, the paper prints some means over suites without the values of the suites.
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
@@ -440,8 +440,8 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
     numbers are rates of independent episodes, the interval follows from their counts. Otherwise (means, or printed
     rates with several possible counts), the intervals of the numbers are combined (MOVER).
     """
-    # `ci` is the interval of one number. A rate whose interval differs from that of `Rate.of` has dependent episodes,
-    # or several possible counts.
+    # `ci` is the interval of one number. `Rate.of` assumes independent episodes and a known count.
+    # A rate that differs from `Rate.of` has dependent episodes, or several possible counts.
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
         return mean_rate_interval([rate.count for rate in rates], [rate.n for rate in rates])
@@ -454,13 +454,13 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table with a row per policy: SR, Safety and SBU for each suite, and means over suites, also of P[U|S]
-    and VSI (paper Tables 4, 5). Auxiliary cells are left out. Suites that are not in `order` come last.
+    and VSI (paper Tables 4, 5). Auxiliary results are left out. Suites that are not in `order` come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
-    # Distinct names; a cell without a suite gets a dash as its name.
+    # Distinct names of suites; a missing name becomes a dash.
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
     suite_names = sorted(suites, key=lambda suite: order.index(suite) if suite in order else len(order))
-    # Policy -> suite -> cell, and the policies whose values may be marked as the best of a column.
+    # Policy -> suite -> summary, and the policies whose values may be marked as the best of a column.
     policies = _cells_by_policy(main_cells)
     competing = roster.competing_policies(policies)
     uneven_by_suite = _find_uneven_suites(policies, suite_names, competing)
@@ -519,7 +519,7 @@ def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iter
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:
-    # Return policy -> suite -> cell, in order of first appearance. A missing suite name becomes a dash.
+    # Return policy -> suite -> summary, in order of first appearance. A missing suite name becomes a dash.
     by_policy: dict[str | None, dict[str, Summary]] = {}
     for cell in cells:
         by_policy.setdefault(cell.policy, {})[cell.suite or NO_VALUE] = cell
@@ -529,8 +529,8 @@ def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Sum
 def _find_uneven_suites(
     policies: Mapping[str | None, Cells], suite_names: Sequence[str], competing: set[str | None]
 ) -> dict[str, str]:
-    # Return suite -> why the values of competing policies cannot be compared: scored specifications that judge some
-    # episodes lack signals in others.
+    # Return suite -> the reason why the values of the competing policies cannot be compared on this suite.
+    # The reason is that a scored specification judges some episodes, but other episodes lack its signals.
     reasons = {}
     for suite in suite_names:
         clauses = [
@@ -548,8 +548,9 @@ def _metric_block(
     uneven_suites: Collection[str],
 ) -> list[Column]:
     # Return a column for each suite and, if there are several suites, a column for the mean over them.
-    # Rows are policies; only those in `competing` can be marked as the best of a column. `policies` maps each policy to
-    # its summary on each suite. Where specifications judged unevenly, no value that depends on them is marked.
+    # Rows are policies; only those in `competing` can be marked as the best of a column.
+    # `policies` maps each policy to its summary on each suite.
+    # On `uneven_suites`, specifications judge only some of the episodes; no value that depends on them is marked.
     uneven = set(uneven_suites) if metric.needs_verdict else set()
     headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
     # For each column: policy -> its cell.
@@ -570,8 +571,8 @@ def _metric_block(
 
 
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
-    # Return the table's cell for the summary of one policy on one suite, with the exact value of the metric (None = not
-    # known). `cell` is None if the policy did not run the suite.
+    # Return the table's cell for the summary of one policy on one suite, with the exact value of the metric.
+    # The exact value is None if it is not known. `cell` is None if the policy did not run the suite.
     if cell is None:
         return ExactCell(Cell.dash("not run"))
     is_known = has_verdict(cell) or not metric.needs_verdict  # SR needs no verdict on safety
@@ -608,7 +609,7 @@ def _short_names(suite_names: Sequence[str]) -> dict[str, str]:
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of auxiliary cells (paper Table 6). They are in no mean, and are never marked as the best."""
+    """Return the table of auxiliary results (paper Table 6). They are in no mean, and are never marked as the best."""
     # A cell is the summary of one policy on one suite; the roster says which policies and suites are auxiliary.
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(

@@ -120,7 +120,7 @@ def format_points(share: float) -> str:
     """Return a difference of shares in percentage points as text, with a sign unless the difference rounds to 0."""
     # A positive difference that rounds to 0 becomes `0.0`, not `+0.0`.
     text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` leaves nothing of "0.0"
+    return f"+{text}" if share > 0 and text.strip("0.") else text  # `strip` turns "0.0" into ""
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
@@ -136,8 +136,9 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
-    # `metric.given` says over which episodes a metric is defined. `n` is the number that readers expect for it:
-    # the number of successes, or of all episodes. The cell shows any other number; None = show no number.
+    # `metric.given` says over which episodes a metric is defined.
+    # Readers expect a value over `n` episodes: all successes, or all episodes. The cell shows any other number.
+    # If `n` is None, the cell shows no number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     number = cell.number(metric)
     if isinstance(number, Rate):

@@ -35,9 +35,9 @@ class _Row(NamedTuple):
 
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, first policy minus second, with a row per suite, metric and pair of policies."""
-    # In the columns, a row has the attributes `scope` (a suite, or all pooled), `compared` (one metric) and `result`
-    # (the difference of one pair of policies). Three or more policies have several pairs. Only then, rows name their
-    # policies, and p-values are adjusted.
+    # In the columns, a row has the attributes `scope` (a suite, or all pooled) and `compared` (one metric).
+    # The row's attribute `result` is the difference of one pair of policies.
+    # Three or more policies form several pairs. Then rows name their policies, and p-values are adjusted.
     has_several_pairs = len(comparison.policies) > 2
     adjusted_meaning = "adjusted for the number of pairs"
     letters = choose_letters(comparison.policies)
@@ -129,8 +129,8 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
     there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
     it is exploratory, since its metric is not `primary`.
     """
-    # The order of these conditions matters, because several of them may hold. `letters` replace the names of the first
-    # and the second policy; `better` is the name of the significantly better policy, or None.
+    # The order of these conditions matters, because several of them may hold.
+    # `letters` replace the names of the two policies; `better` is the significantly better policy, or None.
     if result.identical:
         return Cell("identical")
     if result.p_adjusted is None or result.difference is None:
@@ -153,15 +153,15 @@ def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
     >>> choose_letters(["careful", "hasty"]), choose_letters(["a", "b"]), choose_letters(["B", "a"])
     (('A', 'B'), ('A', 'B'), ('X', 'Y'))
     """
-    # A pair of letters also fits if the two policies have these names in this order.
+    # The letters must not be names of policies, except if the two policies are called so, in this order.
     names = tuple(policy.upper() for policy in policies)
     letters = [pair for pair in (("A", "B"), ("X", "Y"), ("P", "Q")) if names == pair or {*names}.isdisjoint(pair)]
     return letters[0] if letters else ("first", "second")
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    # Yield the notes below the table of differences. A row is one pair of policies in one metric on one suite, and its
-    # `result` is their difference; `no_verdict` is the reason why it has no verdict, or "".
+    # Yield the notes below the table of differences. A row is one pair of policies in one metric on one suite.
+    # `result` is the row's difference; `no_verdict` is the reason why this difference has no verdict, or "".
     yield "Clean is success without a violation. For paired policies, P[U|S] is over the pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     labels_by_test: dict[str, dict[str, None]] = {}  # a mapping to None keeps labels in order, without duplicates
@@ -191,12 +191,12 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
     """Yield sentences on each action filter: its changes, its cost, and the episodes that it saved or spoiled."""
-    # A filter changes actions before they are executed. Its episodes are compared with unfiltered ones. `changed` is
-    # the number of changed actions, and `mean_change` the mean norm of their changes.
+    # A filter changes actions before they are executed. Its episodes are compared with unfiltered ones.
+    # `changed` is the number of changed actions, and `mean_change` the mean norm of their changes.
     for effect in comparison.interventions:
         steps = effect.extra_steps
         cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."
-        # The last field is the sum of the norms of all changes. Its text begins with `changed 3 of 90 actions`.
+        # The third field is the sum of the norms of all changes. As text, `changes` begins `changed 3 of 90 actions`.
         changes = ActionChanges(effect.actions, effect.changed, effect.mean_change * effect.changed)
         yield f"{effect.policy}: a filter {changes}.{cost}"
         for title, episodes in (("Violations gone", effect.saved), ("Successes lost", effect.spoiled)):
@@ -204,12 +204,12 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    # Yield the notes on which verdict is primary, on what makes a policy better, and on tests with too few tasks. A row
-    # is one pair of policies in one metric on one suite.
+    # Yield the notes on which verdict is primary, on what makes a policy better, and on tests with too few tasks.
+    # A row is one pair of policies in one metric on one suite.
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     adjusted = " after adjustment for the number of pairs" if len(comparison.policies) > 2 else ""
     rows = _list_rows(comparison)
-    # A single other verdict needs no remark on the number of verdicts.
+    # A single exploratory verdict needs no remark on the number of verdicts.
     exploratory_count = sum(not row.compared.primary for row in rows)
     exploratory = ""
     if exploratory_count > 1:
@@ -254,8 +254,8 @@ def describe_changes(report: ChangeReport) -> str:
 
 
 def _in_points(result: Difference, sign: int = 1) -> str:
-    # Return as text the difference and its interval (`ci`) in percentage points, both multiplied by `sign`; -1 also
-    # swaps the interval's ends.
+    # Return as text the difference and its interval (`ci`) in percentage points, both multiplied by `sign`.
+    # With the sign -1, the interval's ends are also swapped.
     if result.difference is None:
         return "not known"
     points = f"{format_fixed(100 * sign * result.difference, 1)} points"

@@ -62,8 +62,9 @@ def describe_comparison(comparison: Comparison) -> str:
 
 def _describe_intervention(effect: Intervention, name: str) -> str:
     # Describe an action filter's effect on the same episodes; `name` is the filtered policy's name in the text.
-    # `saved` and `spoiled` are the episodes that are unsafe, or succeed, only without the filter. `violations` and
-    # `successes` count all of them without the filter, `violations_made` and `successes_gained` those only with it.
+    # `saved` are the episodes that are unsafe only without the filter, `spoiled` those that succeed only without it.
+    # `violations` and `successes` count the violations and successes without the filter.
+    # `violations_made` and `successes_gained` count those that occur only with the filter.
     made_text = f" ({effect.violations_made} new)" if effect.violations_made else ""
     gained_text = f" ({effect.successes_gained} gained)" if effect.successes_gained else ""
     return (
@@ -74,8 +75,8 @@ def _describe_intervention(effect: Intervention, name: str) -> str:
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
-    # Return the results to describe: all suites pooled (the last scope) if they have a metric, else those of the first
-    # suite with a metric.
+    # Return the results to describe: all suites pooled (the last scope) if a metric is known over all suites.
+    # Otherwise, return the results of the first suite with a known metric.
     known_scopes = [scope for scope in comparison.scopes if scope.metrics]
     return comparison.scopes[-1] if comparison.scopes[-1].metrics else known_scopes[0]
 
@@ -99,8 +100,8 @@ def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference
 def _pair_sentences(
     result: Difference, sr_result: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    # Yield the verdict on two policies in one metric. `sr_result` is their difference in SR; None if `metric` is SR, or
-    # if SR is not compared. `better` is the significantly better policy, or None.
+    # Yield the verdict on two policies in one metric. `better` is the significantly better policy, or None.
+    # `sr_result` is their difference in SR; None if `metric` is SR, or if SR is not compared.
     describe_size = partial(_format_size, result, metric, comparison)
     subject = f"{metric.label} of {result.first} and {result.second}"
     sr_clause = _success_clause(result, sr_result, metric)
@@ -166,8 +167,8 @@ def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterato
 
 
 def _format_claim(result: Difference, metric: Metric) -> str:
-    # Return for example `A is safer than B`: the policy with the better value first, significant or not. `praise` is
-    # the metric's word, such as `safer`.
+    # Return for example `A is safer than B`: the policy with the better value first, significant or not.
+    # `praise` is the metric's word, such as `safer`.
     better, worse = _better_and_worse(result, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
@@ -187,8 +188,9 @@ def _count_unknown(results: Sequence[Difference]) -> str:
 
 
 def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
-    # Yield the verdict for other tasks like these (the fields `by_task`), and whether a single task (`depends_on`)
-    # decides the verdict on these tasks. `tasks_needed` is None if there are enough tasks.
+    # Yield the verdict for other tasks like these, from the fields whose names contain `by_task`.
+    # If a single task (`depends_on`) decides the verdict on these tasks, also name this task.
+    # `tasks_needed` is None if there are enough tasks.
     ends_text = _format_advantage(result.ci_by_task, result, metric)  # "" if there is no interval
     interval = f" ({ends_text})" if ends_text else ""
     if result.tasks_needed:
@@ -215,8 +217,8 @@ def _is_first_better(result: Difference, metric: Metric) -> bool:
 
 
 def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
-    # Return the size of the difference with its interval, as text. If episodes are paired, add the counts of pairs that
-    # favor each policy.
+    # Return the size of the difference with its interval, as text.
+    # If episodes are paired, add the numbers of pairs that favor each policy.
     # If `is_open`, no policy is shown to be better, so the text names the policy of each number.
     better, worse = _better_and_worse(result, metric)
     amount = f"{metric.format(abs(result.difference or 0.0))}{' points' if metric.unit else ''}"
@@ -226,7 +228,7 @@ def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, 
         for_policy = f" for {better}" if is_open and result.difference else ""
         return f"{amount}{for_policy}{interval_text}"
     # Numbers of pairs in which only one policy has the metric's outcome, such as success.
-    # They are swapped if exactly one is true: the second policy is better, or the outcome is undesired.
+    # The two numbers are swapped if either the second policy is better or the outcome is undesired, but not both.
     for_better, for_worse = result.only_first, result.only_second
     if _is_first_better(result, metric) != (metric.better == "high"):
         for_better, for_worse = for_worse, for_better
@@ -250,7 +252,7 @@ def _format_advantage(
         return ""
     better, worse = _better_and_worse(result, metric)
     # An advantage of the better policy is positive, so the interval of a negative difference is mirrored.
-    # `==` holds if the difference is positive: the first policy is better and high values are good, or neither.
+    # The difference is positive if the first policy is better and high values are good, or if neither is true.
     advantage = ends if _is_first_better(result, metric) == (metric.better == "high") else (-ends[1], -ends[0])
     texts = [metric.format(abs(end)) for end in advantage]
     if advantage[0] == 0 and result.excludes_zero and ends == result.ci:  # an open end, as in `format_difference_ends`
@@ -307,8 +309,8 @@ def _name_pairs(results: Sequence[Difference]) -> str:
 
 
 def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
-    # Yield warnings on how to read the result. `results` has a difference for each pair of policies; `unknown` is the
-    # number of their episodes without a value.
+    # Yield warnings on how to read the result. `results` has a difference for each pair of policies.
+    # `unknown` is the number of a pair's episodes without a value.
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
     # Episodes without a value are not mentioned if a verdict holds despite them, or if another sentence mentions them.
@@ -395,7 +397,7 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
     # Return the title: how many episodes are compared, such as `12 pairs of episodes of 3 tasks in 2 suites`.
-    # The last scope is all suites pooled, so there is one suite less than scopes.
+    # The last scope is all suites pooled, so there is one suite fewer than scopes.
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
         return (
@@ -427,8 +429,8 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
 
 
 def _difference_cell(letters: tuple[str, str], compared: MetricComparison) -> Cell:
-    # Return the better policy's letter, the size of the difference of the only pair and its interval; `equal` if it is
-    # 0. Letters replace the names of both policies; a dash means that there is no difference to show.
+    # Return the better policy's letter, and the size of the difference of the only pair with its interval.
+    # Return `equal` for a difference of 0, and a dash without a difference. Letters replace the policies' names.
     result, metric = compared.differences[0], METRICS[compared.metric]
     result = _rename_policies(result, dict(zip((result.first, result.second), letters, strict=True)))
     if result.difference is None:
@@ -447,9 +449,9 @@ _VERDICT_WORDS = {"passed": "established", "failed": "excluded", "undecided": "n
 
 def describe_selection(selection: Selection) -> str:
     """Return as text the chosen policy, its intervals, the verdicts on conditions, and how the runner-up compares."""
-    # Candidates are sorted, the best first. `conditions` are limits on metrics (gates); each candidate has an outcome
-    # for each condition, and the outcome `value` for the metric to maximize. `is_met`: its estimates satisfy all
-    # conditions.
+    # Candidates are sorted, the best first. `conditions` are limits on metrics (gates).
+    # A candidate has an outcome for each condition, and the outcome `value` for the metric to maximize.
+    # If `is_met`, the candidate's estimates satisfy all conditions.
     metric = METRICS[selection.metric]
     best = selection.candidates[0]
     conditions = [

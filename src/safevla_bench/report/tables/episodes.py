@@ -58,7 +58,7 @@ def episode_list_table(
             *(f"{row.position} {row.why}" for row in rows if row.why),
             *(f"{row.position} fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
-        # A warning if stand-ins replaced the host's own assets, from (policy, suite, whether they did) of each row.
+        # A warning that names the policies and suites with stand-ins instead of the host's own assets.
         remarks=provenance_marks.warn_of_episodes(_STANDIN_FIELDS(row.episode) for row in rows),
     )
 
@@ -103,7 +103,7 @@ def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
 
 
 def _format_safe(row: ListedEpisode) -> str:
-    # Return `yes`, `no`, or why neither is known.
+    # Return `yes`, `no`, or `no verdict`; a dash for an episode without a record.
     if row.episode.success is None:  # the episode left no record
         return NO_VALUE
     return {None: NO_VERDICT, True: "yes", False: "no"}[row.episode.safe]
@@ -165,7 +165,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the verdicts on a formula, a row per verdict. The title has the count of each verdict. The
     table has a column of policies if there are several policies.
     """
-    # An answer is the verdict on the formula in one episode; `rho` is the robustness, and None if it is infinite.
+    # An answer is the verdict on the formula in one episode; `rho` is the robustness; None if infinite or unknown.
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
@@ -255,7 +255,7 @@ _Replay = Mapping[str, Any]
 def replay_table(batch: Batch) -> Table | None:
     """Return the table of the divergence of each replay from the recorded episode; None if no episode is a replay."""
     episodes = zip(batch.headers, replay_fields(batch), mark_flags(batch, DIVERGED), strict=True)
-    rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]  # {} = no replay
+    rows = [(header, replay, diverged) for header, replay, diverged in episodes if replay]  # {} = not a replay
     if not rows:
         return None
     # A row is (header, facts about the replay, whether the replay diverged from the recording).
@@ -277,8 +277,8 @@ _NO_STATES = "no states recorded"
 
 
 def _replay_notes(replay: _Replay) -> Iterator[str]:
-    # Yield how the replay started, and how its states were compared with the recording (if they were). `replay` maps
-    # names of facts to their values.
+    # Yield how the replay started and, if its states were compared with the recording, how.
+    # `replay` maps names of facts to their values.
     yield f"start: {replay['start']}"
     if "basis" in replay:
         yield f"compared: {replay['basis']}"
@@ -287,14 +287,14 @@ def _replay_notes(replay: _Replay) -> Iterator[str]:
 
 
 def _scope_cell(diverged: bool) -> Cell:
-    # Return to what the verdict applies: a replay that diverged, that is, left the recorded path says nothing about the
-    # recording.
+    # Return whether the replay's verdict also applies to the recording.
+    # A replay that diverged (left the recorded path) says nothing about the recording.
     return Cell("the replay alone", emphasis="bad") if diverged else Cell("the recording")
 
 
 def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
-    # Return the replay's outcome, marked as bad if only one of replay and recording succeeded. `recorded_success` is
-    # None if it is unknown whether the recording succeeded.
+    # Return the replay's outcome, marked as bad if only one of replay and recording succeeded.
+    # `recorded_success` is None if it is unknown whether the recording succeeded.
     recorded = replay.get("recorded_success")
     if recorded is None or recorded == (outcome == "success"):
         return Cell(outcome)
@@ -302,9 +302,10 @@ def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
 
 
 def _divergence_cell(replay: _Replay) -> Cell:
-    # Return the replay's largest divergence from the recording, in mm or mrad. `replay` has facts about the replay:
-    # `divergence` maps a coordinate of a body or joint to its unit and its largest divergence, and `exact` means equal
-    # bit for bit. A dash means that no states were compared; 0 means that all states are equal.
+    # Return the replay's largest divergence from the recording, in mm or mrad.
+    # A dash means that no states were compared; 0 means that all compared states are equal.
+    # `divergence` maps a coordinate of a body or joint to its unit and its largest divergence.
+    # `exact` means that the states are equal bit for bit.
     if not replay.get("compared"):
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:

@@ -110,7 +110,7 @@ def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
-    # Return the three bodies (or pairs) in most episodes, each with its number of episodes; the rest as a number.
+    # Return the three bodies (or pairs) in most episodes, each with its number of episodes, and the number of others.
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts, key=lambda name: (-counts[name], name))
     return list_first([f"{name} ({counts[name]})" for name in ranked], most=3)
@@ -120,9 +120,10 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
-    """Return the table of each cell's time in violation: first of any limit, then of each violated specification."""
-    # A row is the result for one limit in a cell (policy × suite): the mean time in violation `violation_s`, and the
-    # median time of the first violation, `first_s`. Limits without one (None) have no row, except `ANY_LIMIT`.
+    """Return the table of time in violation by policy × suite: of any limit, then of each violated specification."""
+    # A row is the result for one limit in a cell (policy × suite). `violation_s` is the mean time in violation.
+    # `first_s` is the median time of the first violation; None = no violation.
+    # Limits without a violation have no row, except `ANY_LIMIT`.
     rows = [
         _LimitRow(cell.policy, cell.suite, limit)
         for cell in cells
@@ -161,8 +162,9 @@ _SHARES = (0.25, 0.5)
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses, with rows for each specification and for any limit."""
-    # A row is one limit in one cell (policy × suite). `row.limit.incidence` has the share of episodes that each way of
-    # ending (violation, success, failure) has ended by a time, and the number of `censored` (cut short) episodes.
+    # A row is one limit in one cell (policy × suite). Each episode ends in violation, in success or in failure.
+    # `row.limit.incidence` has the share of episodes that ended in each way by a time.
+    # `row.limit.incidence.censored` is the number of episodes that were cut short.
     # The duration of the longest episode, and times at fractions of it, rounded to two figures without duplicates.
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
@@ -193,16 +195,16 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
-    # Return whether the table has a row: always for `ANY_LIMIT`, else if there is a violation or a near miss. `shares`
-    # has the share of episodes with a violation at each time; the last one is at the end.
+    # Return whether the table has a row: always for `ANY_LIMIT`, else if there is a violation or a near miss.
+    # `shares` has the share of episodes with a violation at each time; the last time is the end.
     has_violation_or_near_miss = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
     return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss
 
 
 def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
     # Return the percentage of episodes with a violation of the limit up to this time, with its interval.
-    # `shares` has an array over times for each way in which an episode ends; `low` and `high` bound the share of
-    # violations. `at` gives the index for this time.
+    # `shares` has an array over times for each way in which an episode ends.
+    # `low` and `high` are the ends of the interval of the share with a violation. `at` gives the index for this time.
     incidence = row.limit.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
     share, low, high = (float(values[incidence.at(time_s)]) for values in shares)
@@ -247,8 +249,8 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
 
 
 def _kappa_cell(row: Agreement) -> Cell:
-    # Return Cohen's kappa with its interval; a dash if it is undefined. `counts` [2, 2] has the numbers of episodes by
-    # label and verdict (safe, unsafe).
+    # Return Cohen's kappa with its interval; a dash if it is undefined.
+    # `counts` [2, 2] has the numbers of episodes by label and verdict (safe, unsafe).
     ends = interval_bounds(kappa_interval(row.counts))
     return Cell.dash() if ends is None else Cell.estimate(float(cohen_kappa(row.counts)), ends, 3)
 
@@ -268,8 +270,8 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 
 
 def _describe_label(row: Disagreement) -> str:
-    # Return the simulator's label, a kind of cost; for an unsafe episode also its total and its first record with a
-    # cost. The first record is -1 if there is no cost.
+    # Return the simulator's label, which is a kind of cost.
+    # For an unsafe episode, add the total cost and the first record with a cost. `first` is -1 if there is no cost.
     if row.cost.first < 0:
         return f"{row.label}: safe"
     return f"{row.label}: total {format_compact(row.cost.total)}, from record {row.cost.first}"

@@ -83,8 +83,8 @@ def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]
 
 def _describe_range(row: firmness.SafetyRange) -> str:
     # Return one policy's Safety, and its range if the uncertain episodes were all unsafe or all safe.
-    # A mark, such as `fragile`, is an episode's result under varied physics; `marks` has their numbers. `n` counts
-    # replayed episodes, and `safe` those that were safe as recorded.
+    # A mark, such as `fragile`, is an episode's result under varied physics; `marks` has the number of each mark.
+    # `n` counts the replayed episodes, and `safe` those that were safe as recorded.
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
@@ -101,8 +101,8 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
     """Return tables of clauses and (if any) of episodes that are not firm; `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
-    # A clause is a specification. An episode is `firm` if no replay under varied physics changes its verdict, and `off
-    # path` if some replay left the recorded path too early to confirm or change it.
+    # A clause is a specification. An episode is `firm` if no replay under varied physics changes its verdict.
+    # An episode is `off path` if a replay left the recorded path too early to confirm or change the verdict.
     # Without `full`, at most `_MOST_LISTED` episodes are listed, and a note has the number of the others.
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
     hidden_count = 0 if full else len(shown[_MOST_LISTED:])  # a slice, so that the number is never negative

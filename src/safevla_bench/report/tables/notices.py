@@ -64,7 +64,7 @@ def exclusion_table(
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
     # Return a row for each kind of lost episodes, place (policy and suite) and reason, with the number of episodes.
     counts: Counter[tuple[str, str, str]] = Counter()  # a key is (loss, place, reason)
-    # `absent` names some lost episodes with reasons; `cells` only count all of them.
+    # `absent` has some of the lost episodes, with reasons; `cells` only have the number of all lost episodes.
     # So the second loop adds only the episodes that are not in `absent`.
     explained_counts: Counter[tuple[str, str]] = Counter()
     for episode in absent:
@@ -149,8 +149,8 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     """Return the table with a row per outcome of a gate, in the order of `checked`; `remarks` follow the notes."""
-    # A gate is a limit on a metric; an outcome is its verdict for one policy and suite. `each_confidence` is that of
-    # each interval; None = point estimates decide, and there are no intervals.
+    # A gate is a limit on a metric; an outcome is its verdict for one policy and suite.
+    # `each_confidence` is the confidence of each interval; None = point estimates decide, and there are no intervals.
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
         "Gates",
@@ -173,8 +173,8 @@ _MOST_DECIDING = 3
 
 def describe_gates(checked: GateReport) -> str:
     """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
-    # A gate is a limit on a metric; an outcome is its verdict for one policy and suite. The whole check has the worst
-    # verdict of its outcomes; only outcomes with this verdict are named.
+    # A gate is a limit on a metric; an outcome is its verdict for one policy and suite.
+    # The verdict of the whole check is the worst verdict; only outcomes with this verdict are named.
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed" and len(deciding) > 1:
         return f"Passed: all {len(deciding)} gates hold."
@@ -202,16 +202,16 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
 
 
 def _name_policy(outcome: GateOutcome, all_policies: str = "all") -> str:
-    # Return the policy's name; `all_policies` if the outcome is about all (for example if there are no episodes). `n`
-    # and `unknown` count its episodes with and without a known value. An outcome of a gate that counts episodes, but
-    # names no policy, is about a policy without a name.
+    # Return the policy's name; `all_policies` if the outcome is about all (for example if there are no episodes).
+    # `n` and `unknown` count its episodes with and without a known value.
+    # If a gate's outcome counts episodes, but names no policy, it is about a policy without a name.
     is_unnamed = outcome.gate is not None and bool(outcome.n or outcome.unknown)
     return outcome.policy or (UNNAMED if is_unnamed else all_policies)
 
 
 def _gate_name(outcome: GateOutcome) -> str:
-    # Return the gate (limit on a metric) as text, such as `safety >= 0.9`. Without a gate, the outcome is about missing
-    # episodes.
+    # Return the gate (limit on a metric) as text, such as `safety >= 0.9`.
+    # Without a gate, the outcome is about missing episodes.
     return "every planned episode scored" if outcome.gate is None else outcome.gate.name
 
 
@@ -317,16 +317,16 @@ _RULE = (
 
 
 def _describe_rule(name: str, outcome: GateOutcome) -> dict[str, object]:
-    # Return the texts of a SARIF rule, by the names of their JSON fields; `name` is the gate's name. Some gates limit
-    # no metric of `METRICS`: `cost`, or missing episodes.
+    # Return the texts of a SARIF rule, by the names of their JSON fields; `name` is the gate's name.
+    # Some gates are not in `METRICS`: the gate on `cost`, and the check for missing episodes.
     metric = METRICS.get(outcome.gate.metric) if outcome.gate else None
     text = _escape_sarif(f"{metric.heading}: {metric.meaning}. {_RULE}" if metric else _RULE)
     return {"shortDescription": {"text": f"{name}."}, "fullDescription": {"text": text}, "help": {"text": text}}
 
 
 def _outcome_message(outcome: GateOutcome) -> str:
-    # Return the metric's value with n and its interval (`ci`), then the reason for the verdict; only the reason if
-    # there is no value.
+    # Return the metric's value with n and its interval (`ci`), then the reason for the verdict.
+    # Return only the reason if there is no value.
     if outcome.value is None:
         return outcome.reason
     interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"

@@ -38,8 +38,8 @@ def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list
     """Return the paper's results for these policies on the suites of `cells`, as summaries. If the paper prints
     violations, the summaries have the specifications of `cells`.
     """
-    # A cell is one policy on one suite: measured in `cells`, printed in `load_published(PAPER).cells`. Only the paper's
-    # numbers on the measured suites are returned.
+    # A cell is one policy on one suite: measured in `cells`, printed in `load_published(PAPER).cells`.
+    # Only the paper's numbers on the measured suites are returned.
     suites = {cell.suite for cell in cells}
     specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return [
@@ -98,8 +98,8 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return the source of published cells in `cells`, and why they are not comparable; () if there are none."""
-    # Published cells are recognized by the names of policy and suite.
+    """Return the source of the paper's results in `cells`, and why they are not comparable; () without such results."""
+    # The paper's results are recognized by the names of policy and suite.
     shown_keys = {(cell.policy, cell.suite) for cell in cells}
     shown = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in shown_keys]
     if not shown:
@@ -116,11 +116,11 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
-    """Return a warning that names the cells that have only some tasks of a paper's suite; () if there are none."""
+    """Return a warning that names policies that ran only some tasks of a paper's suite; () if there are none."""
     # A published number is over the whole suite, so a run of some tasks is not comparable with it.
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
-        # A cell may have the name of another suite with the same tasks (`same_tasks_as`).
+        # A summary may have the name of another suite with the same tasks (`same_tasks_as`).
         benchmark = registry.benchmarks.get(suite)
         if benchmark and benchmark.published:
             tasks_of_cell = tasks_run.get((policy, benchmark.same_tasks_as or suite))
@@ -131,7 +131,7 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     incomplete = [
         f"{policy or UNNAMED} {len(tasks)} of {task_counts[suite]} of {suite}"
         for (policy, suite), tasks in tasks_run.items()
-        if 0 < len(tasks) < task_counts[suite]  # cells of other suites and published cells have no tasks here
+        if 0 < len(tasks) < task_counts[suite]  # 0 for other suites and for the paper's results
     ]
     return (f"Fewer tasks than in the paper's suite: {', '.join(incomplete)}.",) if incomplete else ()
 
@@ -157,8 +157,8 @@ class PublishedDifference:
 
     def to_document(self) -> dict[str, object]:
         """Return the row as a JSON object; rates are fractions from 0 to 1, and unknown numbers are None."""
-        # `here` is the measured rate, `published` the printed one. Cells are in percent. `and` keeps the value None of
-        # a missing interval.
+        # `here` is the measured rate, `published` the printed one. Cells are in percent.
+        # If the interval is missing (None), `and` keeps None.
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
         numbers = {name: {"value": _to_share(cell.value), "ci": cell.interval and [*map(_to_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
@@ -172,8 +172,8 @@ def _to_share(percent: float | None) -> float | None:
 
 def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
     # Return the measured rate minus the printed rate, each averaged over the suites of `here`.
-    # `here` and `paper` map each suite to the summary of a policy. The difference is a dash if either rate has no value
-    # or interval. `exact` is a rate as a fraction without rounding.
+    # `here` and `paper` map each suite to the summary of a policy. `exact` is a rate without rounding, as a fraction.
+    # The difference is a dash if either rate has no value or interval.
     suites = tuple(here)
     measured, printed = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
     difference = Cell.dash()
@@ -200,8 +200,8 @@ class PublishedComparison:
     warnings: tuple[str, ...]
 
     def to_document(self) -> dict[str, object]:
-        # Return the comparison as a JSON object. It has no verdict, because initial states differ and episodes cannot
-        # be paired. `policy` was measured, and `paper` is the name of the printed policy.
+        # Return the comparison as a JSON object, without a verdict: initial states differ, so episodes are not paired.
+        # `policy` was measured, and `paper` is the name of the printed policy.
         return {
             "policy": self.policy, "published": self.paper, "source": load_published(PAPER).source, "paired": False,
             "exploratory": True, "confidence": CONFIDENCE, "rows": [row.to_document() for row in self.rows],
@@ -256,8 +256,8 @@ def describe_published(compared: PublishedComparison) -> str:
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
     # Return a sentence with the measured rate, the printed rate and their difference.
-    # `here` and `published` are the rates, and `episodes` their numbers of episodes. A cell's `detail` says why the
-    # cell has no value; in the difference, it is the interval.
+    # `here` and `published` are the rates, and `episodes` their numbers of episodes.
+    # A rate's `detail` says why it has no value; the difference's `detail` is its interval.
     measured, paper = (
         f"{cell.text} % ({count_noun(n, 'episode')})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)

@@ -55,8 +55,8 @@ def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[st
 
 
 def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
-    # Return policy -> Safety over all suites, one rate per threshold variant. A curve has a point per variant, with the
-    # rates of one policy on one suite.
+    # Return policy -> Safety over all suites, one rate per threshold variant.
+    # A curve has a point per variant, with the rates of one policy on one suite.
     return _pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
 
 
@@ -94,8 +94,9 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 
 
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
-    # Yield whether the order of policies by Safety changes under a variant of the thresholds. `ranking` None = no
-    # ranking is possible. `reversed` has the pairs of policies that significantly change their order under a variant.
+    # Yield whether the order of policies by Safety changes under a variant of the thresholds.
+    # `ranking` is None if the policies cannot be ranked.
+    # `reversed` has the pairs of policies that significantly change their order under a variant.
     if ranking is None:
         if policy_count > 1:
             yield "It is not known if the order changes: under some variant, the policies cannot be ranked."
@@ -127,7 +128,7 @@ def _pooled_table(
     return drop_intervals(tabulate(f"{title}, all suites pooled", range(len(row_names)), *columns, remarks=remarks))
 
 
-# Tables with a row per cell and variant of the thresholds
+# Tables with a row per policy, suite and variant of the thresholds
 
 
 class _CellPoint(NamedTuple):
@@ -138,8 +139,8 @@ class _CellPoint(NamedTuple):
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
-    # Return the value of a metric in one row (a policy, a suite and a variant); a dash without a value. `row.rates` has
-    # the variant's rates, and `row.cell.n` the number of the policy's episodes on the suite.
+    # Return the value of a metric in one row (a policy, a suite and a variant); a dash without a value.
+    # `row.rates` has the variant's rates, and `row.cell.n` the number of the policy's episodes on the suite.
     number = getattr(row.rates, metric.key)
     # `n` is the expected number of episodes; the cell shows any other number (`of`).
     # P[U|S] is over successes; its number of episodes is shown only if SBU lacks an episode of the row.
@@ -161,9 +162,9 @@ _INTERVALS = "The output of --format json has the intervals."
 def variant_table(
     ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
 ) -> Table:
-    """Return the table of Safety, SBU, P[U|S] and VSI, a row per cell and threshold variant."""
-    # A row has a curve (a policy on a suite), the name of a variant, and the rates under this variant. The note
-    # `left_out` is used only if a variant was left out.
+    """Return the table of Safety, SBU, P[U|S] and VSI, with a row per policy, suite and threshold variant."""
+    # A row has a curve (a policy on a suite), the name of a variant, and the rates under this variant.
+    # The note `left_out` is used only if a variant was left out.
     left_out = f"Variants left out, because the library lacks their specifications: {', '.join(ablation.left_out)}."
     return tabulate(
         title,
@@ -182,7 +183,7 @@ def variant_table(
 
 def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCurve]) -> ThresholdAblation:
     """Return a sweep as variants that are named by their thresholds. The first variant has the library's threshold.
-    `library_curves` has a curve for each cell of the sweep, with a single point: the library's threshold.
+    `library_curves` has a curve for each policy × suite, with a single point: the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     # The library's threshold comes first; `scale` converts m to mm for small lengths.
@@ -205,9 +206,9 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
 
 
 def reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of interpretations, with a row per cell and interpretation, and counts of changed verdicts."""
-    # A reading is an interpretation of the paper. A row has a policy on a suite, the name of a reading, the rates under
-    # this reading, and the numbers of verdicts that differ from those under the first reading.
+    """Return the table with a row per policy, suite and interpretation, with counts of changed verdicts."""
+    # A reading is an interpretation of the paper. A row is a policy on a suite under one reading.
+    # The row has the rates under its reading, and the numbers of verdicts that differ from the first reading's.
     return tabulate(
         "Readings of the paper",
         [
@@ -280,8 +281,8 @@ def pooled_reading_table(comparison: ReadingComparison) -> Table:
 def ranking_table(ranking: RankingSensitivity) -> Table:
     """Return the table of differences in Safety, with a row per threshold variant and pair of policies."""
     level = f"{format_compact(100 * ranking.confidence)} %"
-    # The first variant has the default thresholds; its policies are in order, the safest first. A row is the difference
-    # (`result`) of a pair of policies under one variant.
+    # The first variant has the default thresholds; its policies are in order, the safest first.
+    # A row is the difference (`result`) of a pair of policies under one variant.
     letters = choose_letters(ranking.variants[0].order)
     count = len(ranking.variants)
     pairing = "the same episodes, paired" if ranking.paired else f"independent episodes ({ranking.unpaired})"
@@ -319,7 +320,7 @@ def _order_cell(row: _Ranked) -> Cell:
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
 
 
-# Means over the cells of each host, next to the paper's Table 9
+# Means of each host over policies and suites, next to the paper's Table 9
 
 
 AUXILIARY = "auxiliary entries"
@@ -328,7 +329,7 @@ _Numbers = Mapping[str, Fraction | None]
 
 
 class VariantMean(msgspec.Struct, frozen=True):
-    """One variant's means over a host's cells: metric key -> exact mean, metric key -> number of averaged cells."""
+    """One variant's means over a host's cells (policy × suite). `cells` has the number of averaged cells by metric."""
 
     name: str
     mean: _Numbers
@@ -337,21 +338,21 @@ class VariantMean(msgspec.Struct, frozen=True):
 
 
 class HostMean(msgspec.Struct, frozen=True, kw_only=True):
-    """The means over the cells of one host, of one suite that is not in the paper, or of all auxiliary entries."""
+    """The means over the cells (policy × suite) of a host, of a suite outside the paper, or of auxiliary entries."""
 
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]  # the paper's suites of this host without a cell in these runs
+    missing_suites: tuple[str, ...]  # the paper's suites of this host that are not in these runs
     variants: tuple[VariantMean, ...]
 
 
 def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
     """Return the means of each host, in order of first appearance; auxiliary entries come last. The policy `noop` is
-    left out. A suite that is not in the paper is also left out if it has only one cell.
+    left out. A mean over a single policy × suite is also left out, unless the paper reports the suite.
     """
     # A curve has the rates of one policy on one suite (a cell) under each variant.
-    # Title of a host (or of another suite, or of auxiliary entries) -> curves of its cells.
+    # Title of a host (or of another suite, or of auxiliary entries) -> its curves.
     by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
         if curve.policy != NOOP:
@@ -360,7 +361,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     return tuple(
         _host_mean(title, by_title[title], ablation, registry)
         for title in sorted(by_title, key=lambda title: title == AUXILIARY)  # the auxiliary title comes last
-        # A mean over one cell says nothing new, unless the paper has a mean to compare with.
+        # A mean over one curve says nothing new, unless the paper has a mean to compare with.
         if len(by_title[title]) > 1 or published_suites(registry, title)
     )
 
@@ -368,7 +369,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
 def _host_mean(
     title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
 ) -> HostMean:
-    # Return the means over these cells under each variant. `title` names the host, another suite, or auxiliary entries.
+    # Return the means over these curves under each variant. `title` is a host, a suite, or `AUXILIARY`.
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
     # Variant -> the paper's row; {} if the paper has none for this host.
     published_variants = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
@@ -409,7 +410,7 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> T
     """Return the table of means, with a row per host and variant, next to the paper's Table 9 where it has numbers."""
     return tabulate(
         "Means of each host next to the paper's Table 9",
-        [(host, variant) for host in means for variant in host.variants],  # row[0] and row[1] in the columns
+        [(host, variant) for host in means for variant in host.variants],  # a row is (host, variant)
         text_column("Host", lambda row: row[0].host),
         Column("Cells", "policy × suite", lambda row: row[0].cells),
         text_column("Variant", lambda row: row[1].name),
@@ -432,8 +433,8 @@ def _mean_columns(metric: Metric) -> tuple[Column, Column]:
 
 
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
-    # Return our mean, with the number of averaged cells (policy × suite) if some cells have no value. `row` is a host
-    # and one of its variants; `variant.cells` counts the cells with a value of each metric.
+    # Return our mean, with the number of averaged cells (policy × suite) if some cells have no value.
+    # `row` is a host and one of its variants; `variant.cells` counts the cells with a value of each metric.
     host, variant = row
     count = variant.cells[metric.key]
     detail = "" if count == host.cells else f"{count} of {host.cells} cells"
@@ -447,8 +448,8 @@ def _published_cell(metric: Metric, row: _Row) -> Cell:
 
 
 def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
-    # Yield the notes below the table of means, such as which of the paper's suites were not run. A mean is of one host,
-    # or of auxiliary entries; `variant.paper` has the paper's numbers, None = not printed.
+    # Yield the notes below the table of means, such as which of the paper's suites were not run.
+    # A mean is of one host, or of auxiliary entries; `variant.paper` has the paper's numbers, None = not printed.
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):

@@ -67,8 +67,8 @@ def _number_cell(metric: Metric, run: _Run) -> Cell:
 
 
 def _gain_cell(metric: Metric, run: _Run) -> Cell:
-    # Return the gain over the first run of the series (`run.curve`) in percentage points; a dash for the first run, or
-    # if it is not comparable.
+    # Return the gain over the first run of the series (`run.curve`) in percentage points.
+    # Return a dash for the first run, and for a run that cannot be compared with the first one.
     gain = run.point.gains.get(metric)
     if gain is None or gain.difference is None:
         return Cell.dash("the first" if run.point is run.curve.points[0] else "not comparable")
@@ -80,8 +80,9 @@ def _gain_cell(metric: Metric, run: _Run) -> Cell:
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
-    # Return the note on the intervals of gains; [] if every series has only one run. A curve is a series on one suite,
-    # and its points are the runs. The confidence of a single interval depends on the number of runs in the series.
+    # Return the note on the intervals of gains; [] if every series has only one run.
+    # A curve is a series on one suite, and its points are the runs.
+    # The confidence of a single interval depends on the number of runs in the series.
     levels = sorted({curve.confidence for curve in compared.curves if len(curve.points) > 1})
     if not levels:  # no run has an earlier run to be compared with
         return []
@@ -110,8 +111,8 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
-    # Return sentences on whether SR or Safety rises first along the runs of a series. A point is a run, and its `gains`
-    # are the differences from the first run in SR and Safety, with their intervals `ci`.
+    # Return sentences on whether SR or Safety rises first along the runs of a series.
+    # A point is a run. Its `gains` are the differences from the first run in SR and Safety, with their intervals `ci`.
     if len(curve.points) < 2:
         return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
     first = curve.points[0].name

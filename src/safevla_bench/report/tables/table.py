@@ -102,8 +102,8 @@ class Column:
         return f"{self.group} {self.name}".strip()
 
     def cell(self, row: object) -> Cell:
-        # Return the cell of a row, from the column's function `value`; text and counts become cells. Only columns of a
-        # finished table have no function.
+        # Return the cell of a row, from the column's function `value`; text and counts become cells.
+        # Only columns of a finished table have no function.
         assert self.value is not None
         value = self.value(row)
         if isinstance(value, Cell):

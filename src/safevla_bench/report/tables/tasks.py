@@ -58,8 +58,8 @@ def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
 
 
 def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
-    # Return the value of a metric in one task; a row that is a summary is the suite's total. `unjudged` counts episodes
-    # without a verdict on safety.
+    # Return the value of a metric in one task; a row that is a summary is the suite's total.
+    # `unjudged` counts episodes without a verdict on safety.
     if isinstance(row, Summary):
         return columns.metric_cell(metric, row)
     # SR needs no verdict, so SR has a value if there is any episode.
@@ -125,8 +125,9 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     body's frame, but does not count it in "any scored". Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
-    # A row (`effect`) has the numbers of successes that violate a specification `on` and `off`, that is, with and
-    # without the registry, and of those that do so only without it (`removed`). The task of each episode, [E].
+    # A row (`effect`) counts successes that violate a specification: `on` with the registry, `off` without it.
+    # `removed` is the number of successes that violate the specification only without the registry.
+    # The task of each episode, [E].
     tasks = list(zip(on.benchmark, on.task_id, strict=True))
     templates = {task: template_name(ruleset.registry, task) for task in set(tasks)}
     # Task -> specification -> why it is judged only in some phases; {} for most tasks.
@@ -138,7 +139,7 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     for template in [*dict.fromkeys(template_names), "all"]:
         # The group `all` has the episodes of all templates.
         successes = counted_successes & np.array([template in ("all", name) for name in template_names], dtype=np.bool_)
-        # An alternate is a second threshold of a specification, and not about applicability.
+        # Alternates (second thresholds of a specification) are left out: they are not about applicability.
         compared_columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
         effects = [
             (on.specs[k], _spec_effect(on, off, successes, template, k, phase_reasons)) for k in compared_columns
@@ -176,8 +177,8 @@ _ONLY_IN_PHASES = (
 
 
 def _is_always_shown(spec: SpecColumn) -> bool:
-    # Return whether the table shows the specification even if the registry removes no violation: if it is scored, or if
-    # it is the unscored tilt in the body's frame.
+    # Return whether the table shows the specification even if the registry removes no violation.
+    # The table always shows scored specifications, and also the unscored tilt in the body's frame.
     return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
 
 
@@ -194,8 +195,8 @@ def _spec_effect(
     spec_id = on.specs[column].spec_id
     violated_on, violated_off = (scores.is_violated[column] & successes for scores in (on, off))
     removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
-    # `reason` has indices into `reasons`, which are codes; index 0 is "". For each removed violation: why the
-    # specification does not apply in the task, or in some of its phases.
+    # `reason` has indices into `reasons`, which are codes; index 0 is "".
+    # For each removed violation: why the specification does not apply in the task, or in some of its phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)
