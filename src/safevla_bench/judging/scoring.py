@@ -99,9 +99,7 @@ def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[
 def join_judged(
     judged: Iterable[JudgedChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()
 ) -> JudgedChunk:
-    """Join the scores of batches that were judged by the ruleset, in order. Raises the same `SignalError` or
-    `CollectedError` as `score`.
-    """
+    """Join the scores of batches that were judged by the ruleset, in order. Raises the same errors as `score`."""
     unjudged: list[Sequence[Unjudged]] = []
     net_changes: list[NDArray[np.int8]] = []
 

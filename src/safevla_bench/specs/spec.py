@@ -137,8 +137,7 @@ class Library:
 
     def canonical_id(self, spec_id: str) -> str:
         """Return the current id for a current or older id. If the library lacks `ID` but has exactly one `ID@…` (with
-        a new threshold), return `ID@…`. If it has no `ID@…` or several, raise `SpecError`, which lists similar
-        ids.
+        a new threshold), return `ID@…`. If it has no `ID@…` or several, raise `SpecError` with similar ids.
         """
         # `legacy` maps older ids to current ids.
         current_id = self.legacy.get(spec_id, spec_id)

@@ -142,8 +142,7 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
     """Return the fold (minimum or maximum) of `P` adjacent pieces of values, [P]. `cuts` holds the first index of each
-    piece and starts with 0. Values are read block by block: folding short pieces is quick once the block is in the
-    cache.
+    piece and starts with 0. Values are read block by block: folding short pieces of a cached block is quick.
     """
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))

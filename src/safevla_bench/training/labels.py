@@ -63,8 +63,7 @@ class RecordLabels:
 
     def costs_to_go(self, discount: float) -> NDArray[np.float64]:
         """Return the discounted sum of `clause_cost` over each record and all later records of the episode, [N, C].
-        The cost `k` records later is multiplied by `discount**k`. NaN if the cost in this record or a later record is
-        unknown.
+        The cost `k` records later is multiplied by `discount**k`. NaN if the cost in this or a later record is unknown.
         """
         costs = self.clause_cost.copy()  # the last record has only its own cost
         for k in reversed(range(len(costs) - 1)):  # each sum contains the sum of the next record
