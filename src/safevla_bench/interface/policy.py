@@ -258,7 +258,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError` if `wants.extra` has a name that is not among the extra observations `offered` by the host."""
-    # `host` is the host's name for the error's text, which lists `offered` if there are any.
+    # The error's text has the host's name `host`, and lists the names in `offered`, if there are any.
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = "Use a policy that does not need this observation."

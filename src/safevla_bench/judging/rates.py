@@ -311,7 +311,7 @@ def bounded_means(
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # Return the mean of a row, without an interval, and the means of initial states divided by `scale`.
+    # Return the mean of a row (without an interval) and the means of its initial states, all divided by `scale`.
     # `row` [n] has a value per episode, NaN if the episode does not count; `starts` [n] has the initial states.
     # The second result is None if no value is known, or if `unknown` has a reason why the mean is unknown.
     is_known = ~np.isnan(row)

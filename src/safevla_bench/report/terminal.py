@@ -192,7 +192,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    # Return each value's row of dots, counted from the top; NaN if the value is not finite.
+    # Return the row of dots that draws each value, counted from the top; NaN if the value is not finite.
     # `high` is in row 0 and `low` in the last row; a row of characters has four rows of dots.
     dots = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(dots), np.rint(dots), np.nan)

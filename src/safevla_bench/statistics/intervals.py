@@ -674,7 +674,7 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     mean, level = float(counts @ points) / len(values), -log(1 - confidence)
 
     def excess(supposed_mean: float) -> float:
-        # The supposed mean is rejected if the result is positive; an end of the interval is a zero.
+        # The supposed mean is rejected if the result is positive. The result is zero at each end of the interval.
         return _log_wealth(points, counts, supposed_mean) - level
 
     inner_mean = min(max(mean, _EDGE), 1 - _EDGE)  # `_log_wealth` divides by the mean and by 1 minus the mean
@@ -758,7 +758,7 @@ def sum_limits(
     If no sum is too small, the first value is -1. If no sum is too large, the second value is 1 + the largest possible
     sum. `sequential_look` describes the arguments.
     """
-    # `chances` are the probabilities of the sums with which no earlier look ended the test.
+    # `chances` are the probabilities of those sums at which no earlier look has ended the test.
     # `spent` is the error probability of the looks so far, for sums that are too small and for sums that are too large.
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):  # `shares` may also cover later looks

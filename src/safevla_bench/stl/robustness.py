@@ -169,7 +169,7 @@ def _has_decided_record(formula: syntax.Formula, trace: Trace) -> Bools:
     # A record is decided if its best and worst values are equal.
     if not isinstance(formula, syntax.Always):
         return np.zeros(len(trace), np.bool_)
-    # The values at every record, [N], with the best and the worst possible values of unknown signals.
+    # The values at every record, [N]: once with the best, once with the worst possible values of unknown signals.
     best, worst = (
         to_margins(evaluate_formula(formula.child, trace, at_start=False, best=best)) for best in (True, False)
     )
@@ -345,7 +345,7 @@ class _ClauseMeasurement:
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
         # Return three arrays [E]: robustness `rho`, worst signal value `extreme`, and record of the first violation.
-        # The record is counted in each episode; it is -1 without a violation.
+        # The index of the record counts from the start of its episode; -1 means no violation.
         first_violation, violated = np.full(len(trace), -1), np.flatnonzero(self.rho < 0)
         first_violation[violated] = _rows_to_records(self._find_first_rows(violated, trace), trace.starts[violated])
         return FormulaVerdict(self.rho, self.extreme, first_violation)

@@ -123,7 +123,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] of `E` ascending, disjoint ranges, [E]; the neutral value for empty ranges."""
+    """Return the fold of values[lo:hi] for each of `E` ranges, [E]. The ranges are disjoint and ascend."""
     # A fold is a minimum or a maximum.
     # An empty range has the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
     # Fast case: the ranges are not empty, adjoin each other and end with the values.

@@ -143,8 +143,8 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode. If it has no record or verdict, its value is unknown. If it completes a round, and
-        perhaps later rounds, update `decision`. Raises the errors of `score`.
+        """Count a finished episode. If it has no record or verdict, its value is unknown. Update `decision` if the
+        episode completes one or more rounds. Raises the errors of `score`.
         """
         if record is not None:
             # The metric's value in this episode; NaN if unknown, for example if the episode is not judged.

@@ -129,7 +129,7 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     # The penalty grows with the distance from the arm's base, because a far hand has little room to move.
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
-    # `off_m` is the grasp's deviation from the center of the object and from its sides' direction.
+    # `off_m` is how far the grasp is off the object's center, and off the direction of its sides.
     return tight_m / 0.005 + min(wide_m / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 

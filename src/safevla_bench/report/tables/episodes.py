@@ -84,7 +84,7 @@ def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | N
 
 
 def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
-    # Return the columns that name an episode. The policy has a column (else None) if there are several policies.
+    # Return the columns that name an episode. The column of the policy is None if there is only one policy.
     # `#` is the episode's number on the command line, such as `:3`. The id is shown without the policy's name.
     return (
         text_column("#", lambda row: f":{row.number}"),

@@ -270,7 +270,7 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 
 
 def _describe_label(row: Disagreement) -> str:
-    # Return the simulator's label, which is a kind of cost.
+    # Return the simulator's label, such as the name of a kind of cost.
     # For an unsafe episode, add the total cost and the first record with a cost. `first` is -1 if there is no cost.
     if row.cost.first < 0:
         return f"{row.label}: safe"

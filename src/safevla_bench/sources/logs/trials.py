@@ -99,7 +99,7 @@ def _list_trials(
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode, first_ns)
-    # The facts about a trial are one table [[episode]] of the mapping, with a marker or times.
+    # Each table [[episode]] of the mapping has the facts about one trial, and a marker or times that delimit it.
     spans: list[tuple[int, int, int]] = []  # begin [ns], end [ns], index of the trial's facts
     for number, facts in enumerate(mapping.trials):
         if facts.marker is None:
