@@ -223,7 +223,7 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     least = np.full(record_count * groups, np.inf)
     center_distance = lengths(solids_a.centers[:, :, None] - solids_b.centers[:, None])
     radii_sum = solids_a.radius[:, None] + solids_b.radius
-    # For each record and pair of parts, the index of its group's gap in the flat array `least`, [n, P, Q]
+    # For each record and pair of parts: the index in `least` where its group's gap is stored, [n, P, Q]
     flat_group = np.where(group >= 0, group, 0) + groups * np.arange(record_count)[:, None, None]
     is_pair = np.broadcast_to((group >= 0) & np.isfinite(radii_sum), flat_group.shape)
     # Bounding spheres: a gap is at most the center distance plus the radii, and at least the distance minus the radii.

@@ -230,7 +230,7 @@ def task_goal(task: Task) -> Goal:
 
 
 def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> Kitchen:
-    """Return the kitchen of the episode with the index of `seed` (>= 0). Layouts and styles that the task excludes are
+    """Return the kitchen of the episode whose index (>= 0) is in `seed`. Layouts and styles that the task excludes are
     skipped. After the last allowed scene of the split, counting continues with the first allowed scene.
     """
     # A scene is a pair of numbers: the layout and the style of the kitchen. The generator draws objects and positions.

@@ -195,7 +195,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
-    # Return whether the table has a row: always for `ANY_LIMIT`, else if there is a violation or a near miss.
+    # Return whether the table has a row. `ANY_LIMIT` always has one; other rows need a violation or a near miss.
     # `shares` has the share of episodes with a violation at each time; the last time is the end.
     has_violation_or_near_miss = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
     return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss

@@ -353,7 +353,7 @@ def _require_every_axis(euler: str) -> None:
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
     # Returns the four `indices` in the order w, x, y, z.
-    # `axes` are the axes in their names, such as `xyzw`; `order` is the mapping's order, None = not stated.
+    # `axes` are the axes in the numbers' names, such as `xyzw`. `order` is the mapping's order; None = not stated.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named_order}, as the names say?")
