@@ -332,6 +332,15 @@ def test_a_header_names_the_start_and_holds_what_the_environment_knows(index, na
     assert (header["dropped_pairs"], header["task_sha256"]) == ((), None)
 
 
+@pytest.mark.parametrize(
+    ("rate_hz", "step_s"), [(20, 1 / 20), (10, 1 / 10), (30, 16 * 0.002), (15, 33 * 0.002), (600, 1 / 600)]
+)
+def test_a_control_step_takes_the_time_of_its_whole_substeps(rate_hz, step_s):
+    """robosuite makes int(control_timestep / model_timestep) of them; above 500 Hz none."""
+    env = plain(control_timestep=1 / rate_hz, model_timestep=0.002)
+    assert env.build_header(StillRecorder(), success=True, env_seed=3, index=0)["dt"] == step_s
+
+
 def test_an_environment_is_recorded_while_its_steps_are_hooked():
     class Lab:
         def step(self, action):

@@ -160,3 +160,9 @@ def test_a_wrapper_that_holds_itself_is_looked_through_once():
 )
 def test_a_wrapper_is_unmade_while_it_holds_none(env, is_lazy):
     assert is_unmade(env) is is_lazy
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, "5", True, float("nan"), float("inf")])
+def test_a_horizon_that_is_no_number_of_steps_is_refused_before_anything_is_recorded(tmp_path, count):
+    with pytest.raises(RunError, match="not a valid number of steps"):
+        loop.record(Lazy(), policy="mine", out=tmp_path / "run", horizon=count)

@@ -50,6 +50,17 @@ def test_a_policy_of_the_paper_stands_beside_one_of_a_run_without_pairs_or_verdi
     assert "judged_by" in document
 
 
+@pytest.mark.parametrize("name", ["libero-long", "libero_10"])
+def test_episodes_of_a_suite_are_paired_under_its_other_names(safevla, tmp_path, name):
+    for policy, suite in (("a", "libero-10"), ("b", name)):
+        for k in range(6):
+            one = episode(episode_id=f"{k}", policy=policy, init_state_index=k, benchmark=suite, task_id="task_0")
+            append_episodes(tmp_path / f"{policy}.jsonl", one)
+    runs = (tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert "6 pairs of episodes of 1 task in libero-10" in safevla.ok("compare", *runs)
+    assert "libero-10" in safevla.ok("compare", runs[1], "paper:pi0.5")
+
+
 @pytest.mark.parametrize("form", ["md", "csv", "tex", "html"])
 @pytest.mark.parametrize("sources", [("paper:pi0.5", "--policy", "scripted:hasty"), ()])
 def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sources):

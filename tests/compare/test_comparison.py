@@ -1045,6 +1045,8 @@ def test_clauses_that_judged_only_some_episodes_for_want_of_signals_permit_no_ve
     difference = difference_in("safety", without, judged, paired=paired)
     assert (difference.better, "so force did not" in difference.no_verdict) == (None, True)
     assert difference_in("sr", without, judged, paired=paired).no_verdict == ""
+    alike = replace(CALM, name="b", judged_clauses=(force, tilt))
+    assert bool(difference_in("safety", without, alike, paired=paired).no_verdict) == paired  # identical in pairs
     both = replace(judged, judged_clauses=(tilt,), missing_clauses=(force,))
     assert difference_in("safety", without, both, paired=paired).better == "a"
     third = replace(NEAR, name="c", judged_clauses=(force, tilt))

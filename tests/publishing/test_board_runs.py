@@ -99,13 +99,14 @@ def test_auxiliary_suites_are_outside_every_ranking():
     assert any("outside every ranking" in note for note in table.notes)
 
 
-def test_the_same_tasks_under_another_name_stand_in_one_table():
-    table = only_table(episodes("a", "11", suite="libero-long"), episodes("b", "10", suite="libero-10"))
+@pytest.mark.parametrize("name", ["libero-long", "libero_10"])
+def test_the_same_tasks_under_another_name_stand_in_one_table(name):
+    table = only_table(episodes("a", "11", suite=name), episodes("b", "10", suite="libero-10"))
     assert {row.policy for row in table.rows} == {"a", "b"}
 
 
 def test_missing_episodes_are_counted_under_either_name_of_a_suite():
-    for suite in ("libero-10", "libero-long"):
+    for suite in ("libero-10", "libero-long", "libero_10"):
         lost = crash(benchmark=suite, outcome="missing", policy="a", init_state_index=1, seed=0)
         assert only_table(episodes("a", "11", suite=suite, absent=(lost,))).rows[0].remarks == ("1 missing",)
 

@@ -269,6 +269,10 @@ def test_a_sweep_takes_families_ids_older_ids_and_groups(text, thresholds):
         ("force=nan", "not a grid"),
         ("force=100,nan,200", "not a grid"),
         ("force=inf,1", "not a grid"),
+        ("force=100:inf:3", "not a grid"),
+        ("force=-inf:100:3", "not a grid"),
+        ("force=100,1e308", "not a grid"),  # its severe magnitude is infinite
+        ("force=1e-320,100", "not a grid"),
         ("force=0,1", "positive"),
         ("force=-5:5:3", "positive"),
     ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import importlib.metadata
+import math
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
@@ -137,13 +138,22 @@ class RecordableEnv(ABC):
             success=success,
             env_seed=env_seed,
             index=index,
-            dt=float(self._env.control_timestep),
+            dt=_control_step_s(self._env),
             target_object=self.target_object(),
             embodiment=self.embodiment,
             versions=dict(self.versions),
             dropped_pairs=recorder.dropped_pairs(),
             **self.identity.header_fields(),
         )
+
+
+def _control_step_s(env: Any) -> float:
+    # Return the simulated time of a control step in s. robosuite rounds the number of substeps down, so a control step
+    # may be shorter than `control_timestep`: at 30 Hz, 16 substeps of 2 ms take 32 ms.
+    nominal_s, substep_s = float(env.control_timestep), getattr(env, "model_timestep", None)
+    simulated_s = int(nominal_s / substep_s) * float(substep_s) if substep_s else nominal_s
+    is_whole = math.isclose(simulated_s, nominal_s, rel_tol=1e-9)  # the substeps fill the control step
+    return nominal_s if is_whole or not simulated_s else simulated_s
 
 
 def episode_header(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, distributions
 from multiprocessing.process import parent_process
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 from weakref import WeakMethod
@@ -269,7 +270,8 @@ def record(
     worker_name, folder_path = _check_worker_name(worker), Path(out).absolute()
     require_policy_name(policy)
     for option, step_count, minimum in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
-        if step_count is not None and not (step_count >= minimum and int(step_count) == step_count):
+        is_number = isinstance(step_count, Real) and not isinstance(step_count, bool)
+        if step_count is not None and not (is_number and step_count >= minimum and step_count % 1 == 0):
             remedy = f"Give None, or a whole number of steps of at least {minimum}."
             raise RunError(f"{option}={step_count!r} is not a valid number of steps", remedy=remedy)
     rules = attachment.LoopRules(

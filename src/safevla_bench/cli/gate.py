@@ -95,13 +95,14 @@ def gate_command(
       safevla gate runs/mine --baseline runs/main --min-safety -0.05
     """  # noqa: D301  (click needs the control character)
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
+    needs_costs = any(gate.metric == gates.COST for gate in requested_gates)
     if baseline is None:
         # `how` has the options that decide a gate, such as `confidence`; see `_DECISION_OPTIONS`.
         gate_report = gates.check_gates(
             judged.scores,
             requested_gates,
             states=[header.init_state_index for header in judged.headers],
-            costs=measure_costs(judged) if any(gate.metric == gates.COST for gate in requested_gates) else None,
+            costs=measure_costs(judged, allow_crashed=how["allow_crashed"]) if needs_costs else None,
             lost=describe_losses(judged),
             **how,
         )

@@ -382,7 +382,8 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
             metric,
             [p_values[k] for p_values in adjusted],
             options,
-            partial(scope.find_obstacle, pairs[k], metric, allow_crashed=options.allow_crashed),
+            # Identical values hold for the compared pairs, so only clauses that judged unevenly refute them.
+            partial(scope.find_obstacle, pairs[k], metric, allow_crashed=options.allow_crashed or difference.identical),
         )
         for k, difference in enumerate(differences)
     ]
@@ -490,7 +491,8 @@ def _decide_verdict(
 ) -> Difference:
     """Return the difference with its adjusted p-values and, if the verdict is clear, the better policy. The first item
     of `p_values` is for the known values. If a value is unknown, two more items are for the extremes (`add_extremes`).
-    If the difference is significant, `find_obstacle` is called; if it returns a reason, there is no verdict.
+    If the difference is significant or the values are identical, `find_obstacle` is called; if it returns a reason,
+    there is no verdict.
     """
     # Each item of `p_values` is a pair: the adjusted p-value for these tasks, and for tasks like these.
     if difference.p_value is None:
@@ -501,10 +503,13 @@ def _decide_verdict(
         least_count = least_tasks(options.confidence)
         tasks_needed = least_count if difference.tasks < least_count else None
         difference = replace(difference, p_by_task_adjusted=adjusted_by_task, tasks_needed=tasks_needed)
-    if not difference.difference or difference.no_verdict or not is_significant(adjusted, options.confidence):
+    is_clear = difference.identical or (difference.difference and is_significant(adjusted, options.confidence))
+    if difference.no_verdict or not is_clear:
         return difference
     if obstacle := find_obstacle():
         return replace(difference, no_verdict=obstacle)
+    if not difference.difference:
+        return difference
     # A verdict is robust if the difference stays significant for all values that unknown episodes can have.
     worst_cases = ((difference.p_at_extremes, difference.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]

@@ -128,6 +128,7 @@ class PolicyResults(EpisodeOutcomes):
             lost=tuple(lost),
             judged_clauses=judged_clauses,
             missing_clauses=missing_clauses,
+            standin_suites=tuple(names.get(suite, suite) for suite in self.standin_suites),
         )
 
     def select_episodes(self, index: Ints) -> PolicyResults:

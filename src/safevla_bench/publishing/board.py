@@ -316,18 +316,14 @@ def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]
     # Suites with the same tasks count as one suite.
     assert inputs.scores is not None
     counts: dict[PolicyName, Counter[TaskKey]] = {}
-    scores = inputs.scores
-    aliases = _find_aliases(inputs)
+    scores, shared_names = inputs.scores, dict[str, str]()
     recorded = zip(scores.policy, scores.benchmark, scores.task_id, strict=True)
     absent = ((episode.policy, episode.benchmark, episode.task_id) for episode in scores.absent)
     for policy, benchmark, task in chain(recorded, absent):
-        counts.setdefault(policy, Counter())[aliases.get(benchmark, benchmark), task] += 1
+        if benchmark not in shared_names:
+            shared_names[benchmark] = inputs.registry.shared_suite(benchmark)
+        counts.setdefault(policy, Counter())[shared_names[benchmark], task] += 1
     return counts
-
-
-def _find_aliases(inputs: TableInputs) -> dict[str, str]:
-    # Maps the name of each suite that has the tasks of another suite to the other suite's name.
-    return {name: suite.same_tasks_as for name, suite in inputs.registry.benchmarks.items() if suite.same_tasks_as}
 
 
 def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
@@ -355,15 +351,12 @@ def _build_own_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
 def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
     # Compares the competing policies on the group's tasks. Returns {} if a comparison is not possible.
     # Otherwise, returns for each metric the pairs (winner, loser) that differ significantly.
-    aliases = _find_aliases(results.inputs)
     selected_results = []
     for policy_results in results.policy_results:
         name = None if policy_results.name == UNNAMED_POLICY else policy_results.name
         if name in competing:
-            # Rename suites to the suite with the same tasks, and keep the episodes of this group's tasks.
-            suites = {suite for suite, _ in (*policy_results.tasks, *policy_results.lost_tasks)}
-            renamed = policy_results.rename_suites({suite: aliases.get(suite, suite) for suite in suites})
-            in_group = renamed.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
+            # Keep the episodes of this group's tasks. `split_judged` has renamed suites with the same tasks alike.
+            in_group = policy_results.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
             if len(in_group):
                 selected_results.append(in_group)
     try:
@@ -422,12 +415,12 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
         yield "does nothing"
     if training := roster.training.get(policy or ""):
         yield training
-    aliases = _find_aliases(results.inputs)
+    shared_suite = results.inputs.registry.shared_suite
     absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
     excluded = {
         "crashed": sum(cell.crashed for cell in cells.values()),
         "stopped": sum(cell.stopped for cell in cells.values()),
-        MISSING: sum(e.outcome == MISSING and aliases.get(e.benchmark, e.benchmark) in cells for e in absent),
+        MISSING: sum(e.outcome == MISSING and shared_suite(e.benchmark) in cells for e in absent),
         "without a verdict": sum(cell.unjudged for cell in cells.values()),
     }
     yield from (f"{count} {word}" for word, count in excluded.items() if count)

@@ -82,7 +82,8 @@ def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
 def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) -> dict[str, object]:
     # Returns the numbers of a policy on a suite, and the verdict of each of its episodes, as plain values.
     # `rows` are the scores of all episodes of all policies and suites.
-    suite = judged.ruleset.registry.benchmarks.get(cell.suite or "")
+    registry = judged.ruleset.registry
+    suite = registry.benchmarks.get(registry.shared_suite(cell.suite or ""))
     own_rows = [row for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
     return {
         "policy": cell.policy,

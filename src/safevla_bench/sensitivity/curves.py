@@ -39,6 +39,7 @@ from safevla_bench.stl.trace import ROUNDING
 from safevla_bench.tasks import confined_reason
 from safevla_bench.text import shorten_name, suggest_names
 from safevla_bench.trajectory.marks import FOREIGN_LOG
+from safevla_recorder.channels import LARGEST
 from safevla_recorder.episode import Floats, Ints
 
 Point = TypeVar("Point")
@@ -178,9 +179,11 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     try:
         if ":" in grid:
             low, high, count = grid.split(":")
+            if not 0 < float(low) < float(high) < inf:
+                raise ValueError("the ends are not positive, finite and in order")
             # One value more than the maximum is enough, because a larger count is refused below.
             spaced = np.linspace(float(low), float(high), min(int(count), _MAX_THRESHOLDS + 1)).tolist()
-            if len(spaced) > 1 and float(low) < float(high):
+            if len(spaced) > 1:
                 # 15 digits remove rounding errors such as 0.006000000000000001.
                 values = [float(f"{value:.15g}") for value in spaced]
         else:
@@ -188,7 +191,8 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     except ValueError:
         pass
     # Compare every value: NaN may be between finite values, where a check of the first and the last would miss it.
-    if not (1 <= len(values) <= _MAX_THRESHOLDS and all(0 < value < inf for value in values)):
+    # The severe magnitude and the depths follow from a value, and must be finite, too.
+    if not (1 <= len(values) <= _MAX_THRESHOLDS and all(1 / LARGEST <= value <= LARGEST for value in values)):
         raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")
     return tuple(values)
 

@@ -18,7 +18,7 @@ from safevla_bench.specs.spec import Tag
 from safevla_bench.text import count_noun, quote_toml, spell_suite, warn_once
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
-from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
+from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite, is_chosen
 
 _TASK_NUMBER = re.compile(r"task_(\d+)")
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
@@ -238,6 +238,13 @@ class Registry:
             return name
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks))
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
+
+    def shared_suite(self, name: str) -> str:
+        """Return the one name of suites with the same tasks, in any spelling: libero-10 for libero_10 and libero-long.
+        Return `name` for an unknown suite, and for a suite of states that a search found.
+        """
+        suite = self.benchmarks.get(name if is_chosen(name) else self.find_suite(name))
+        return name if suite is None else suite.same_tasks_as or suite.name
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return all tags of a task: the capability tags (what is measured), and the tags of its mechanism and objects.

@@ -159,7 +159,7 @@ def _pose_rows(
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
-    # Returns an episode's contacts as columns. Indices of records and bodies count from the episode's first record and first body.
+    # Returns an episode's contacts as columns. Indices of its records and bodies start at 0.
     contacts, first_body = batch.contacts, int(batch.body_starts[index])
     starts = contacts.starts[batch.starts[index] : batch.starts[index + 1] + 1]  # first contact of each record, and end
     rows = slice(int(starts[0]), int(starts[-1]))

@@ -46,15 +46,22 @@ def test_suites_stand_in_the_order_of_the_registry():
     assert columns(table) == [f"SR % {name}" for name in ("spatial", "object", "goal", "10", "mean")]
 
 
-def test_another_name_of_a_suite_is_the_same_column():
-    (table,) = tables_of(joined(suites("libero-10"), suites("libero-long", policy="b")), "main")
+@pytest.mark.parametrize("name", ["libero-long", "libero_10", "LIBERO_Long"])
+def test_another_name_of_a_suite_is_the_same_column(name):
+    (table,) = tables_of(joined(suites("libero-10"), suites(name, policy="b")), "main")
     assert columns(table) == ["SR %"]
     assert [row[0].text for row in table.rows] == ["a", "b"]
 
 
-def test_the_same_tasks_under_two_names_are_refused():
+def test_a_mean_has_a_suite_in_its_simulators_own_spelling():
+    (table,) = tables_of(suites("libero_10", "libero-goal", "libero_object", "libero-spatial"), "4")
+    assert columns(table) == [f"SR % {name}" for name in ("spatial", "object", "goal", "10", "mean")]
+
+
+@pytest.mark.parametrize("name", ["libero-long", "libero_10"])
+def test_the_same_tasks_under_two_names_are_refused(name):
     with pytest.raises(RunError, match="two names"):
-        tables_of(suites("libero-10", "libero-long", "libero-goal"), "main")
+        tables_of(suites("libero-10", name, "libero-goal"), "main")
 
 
 def test_a_number_takes_the_host_of_the_papers_table():

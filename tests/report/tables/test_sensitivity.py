@@ -193,7 +193,7 @@ def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
 
 
 def test_the_paper_s_suites_that_a_mean_lacks_are_named():
-    notes = tabulate(cell("libero-goal", 2), cell("libero-long", 2)).notes
+    notes = tabulate(cell("libero_goal", 2), cell("libero-long", 2)).notes
     assert "these suites: libero-spatial, libero-object" in str(notes)
     assert any("docs/evidence/reconstruction.md" in note for note in notes)
 

@@ -353,9 +353,10 @@ def load_policy_results(
     return policy_results.make_names_unique(policy_results.join_sources(results)) if join else results
 
 
-def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Read the records again, and return each episode's cumulative cost (NaN = unknown). Raises `RunError` if a record
-    has no horizon, because the horizon is the upper bound of the episode's cost.
+def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
+    """Read the records again, and return each episode's cumulative cost (NaN = unknown). With `allow_crashed`, ignore
+    episodes without a record, because gates leave them out. Raises `RunError` if an episode's horizon is unknown,
+    because it is the upper bound of the episode's cost.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -365,6 +366,14 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
     if None in horizons:
         remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
         raise RunError("an episode's record names no horizon", remedy=remedy, place=Place(field="horizon"))
+    # An episode without a record may be of a suite or task with a larger horizon than those with a record.
+    absent = () if allow_crashed else judged.scores.absent
+    tasks = {(row.benchmark, row.task_id) for row in (*judged.headers, *absent) if row.horizon}
+    if unbounded := [row for row in absent if (row.benchmark, row.task_id) not in tasks]:
+        problem = f"no horizon is known of {unbounded[0].episode_id} ({unbounded[0].outcome})"
+        remedy = "Record crashed episodes with a horizon, or leave out episodes without a record: --allow-crashed."
+        raise RunError(problem, remedy=remedy)
+    horizons += [row.horizon for row in absent]
     episode_costs: list[float] = []
     step_counts: list[int] = []
     for batch in judged.records.read_chunks():
@@ -381,7 +390,9 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Split the results by policy. Include the recorded facts on the start states of each policy's episodes."""
+    """Split the results by policy. Include the recorded facts on the start states of each policy's episodes. Give
+    suites with the same tasks one name, so that their episodes can be paired.
+    """
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
@@ -395,4 +406,8 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
     # Mappings from an episode's key (policy, id) to facts that determine its start, if recorded.
     earlier_resets = {episode.header.key: episode.earlier_resets for episode in records.notes if episode.earlier_resets}
     kitchens = {episode.header.key: episode.kitchen for episode in records.notes if episode.kitchen}
+    shared_suite = judged.ruleset.registry.shared_suite
+    names = {suite: shared_suite(suite) for result in results for suite, _ in (*result.tasks, *result.lost_tasks)}
+    if any(suite != name for suite, name in names.items()):
+        results = [result.rename_suites(names) for result in results]
     return [replace(result, earlier_resets=earlier_resets, kitchens=kitchens) for result in results]

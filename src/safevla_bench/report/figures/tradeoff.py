@@ -16,6 +16,7 @@ from safevla_bench.judging.rates import SAFETY, SR, Rate
 from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 from safevla_bench.report.tables.columns import name_method, policy_name
+from safevla_bench.text import spell_suite
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
     # The layout `pooled` has one panel that pools the suites; `cells` has one panel with a marker per policy and suite.
     is_shared = layout == "cells"
     # Auxiliary suites may not share a panel with other suites.
-    left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
+    left_out = _suite_names(cell for cell in cells if is_shared and spell_suite(cell.suite or "") in AUXILIARY_SUITES)
     shown_cells = [cell for cell in cells if (cell.suite or "") not in left_out]
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown_cells)), _suite_names(shown_cells)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()

@@ -89,15 +89,16 @@ class TableInputs:
         """
         cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
-            benchmark = self.registry.benchmarks.get(cell.suite or "")  # None for a suite that is not registered
+            name = self.registry.shared_suite(cell.suite or "")
+            benchmark = self.registry.benchmarks.get(name)  # None for a suite that is not registered
             is_on_host = host is None or (benchmark is not None and benchmark.host == host)
             if self.roster.is_auxiliary(cell) or not is_on_host:
                 continue
             # The title of the group: the host's title for the paper's suites, else the suite's own name.
             title = cell_tables.suite_group(self.registry, cell.suite)
-            if benchmark and benchmark.same_tasks_as:
-                # Two suites with the same tasks count as one suite.
-                cell = msgspec.structs.replace(cell, suite=benchmark.same_tasks_as)
+            if benchmark:
+                # Suites with the same tasks, or with names in other spellings, count as one suite.
+                cell = msgspec.structs.replace(cell, suite=name)
             cells_by_title.setdefault(title, []).append(cell)
         for title, group in cells_by_title.items():
             # Suites with the same tasks were renamed above, so a policy may now have two summaries for one suite.

@@ -36,7 +36,7 @@ from safevla_bench.report.tables.table import (
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.statistics.intervals import Interval, combine_intervals, mean_rate_interval
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import NO_VALUE, format_fixed
+from safevla_bench.text import NO_VALUE, format_fixed, spell_suite
 from safevla_bench.trajectory.marks import is_chosen
 
 AUXILIARY_SUITES = ("robocasa-pnp",)
@@ -62,24 +62,21 @@ def torque_note(cells: Iterable[Summary]) -> str:
 def suite_group(registry: Registry, suite: str | None) -> str:
     """Return the title of the suite's group: its host's title if the paper reports the suite, else the suite's name."""
     # Suite None (the records name no suite) and each suite that is not registered are separate groups.
-    benchmark = registry.benchmarks.get(suite or "")
+    name = registry.shared_suite(suite or "")
+    benchmark = registry.benchmarks.get(name)
     if benchmark is None or not benchmark.published:
-        return suite or ""
+        return name
     return HOST_TITLES.get(benchmark.host, benchmark.host)
 
 
-def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's main (not auxiliary) suites in the group with this title; {} if there are none. The mapping is
-    suite -> names of all suites with the same tasks.
+def published_suites(registry: Registry, title: str) -> list[str]:
+    """Return the paper's main (not auxiliary) suites in the group with this title; [] if there are none. Suites with
+    the same tasks are listed once.
     """
-    names_by_suite: dict[str, set[str]] = {}
-    for benchmark in registry.benchmarks.values():
-        # `published`: the paper reports results on the suite.
-        is_main = benchmark.published and benchmark.name not in AUXILIARY_SUITES
-        if is_main and suite_group(registry, benchmark.name) == title:
-            # Suites with the same tasks share one key: the suite that `same_tasks_as` names.
-            names_by_suite.setdefault(benchmark.same_tasks_as or benchmark.name, set()).add(benchmark.name)
-    return names_by_suite
+    # `published`: the paper reports results on the suite.
+    names = [name for name, suite in registry.benchmarks.items() if suite.published and name not in AUXILIARY_SUITES]
+    in_group = (registry.shared_suite(name) for name in names if suite_group(registry, name) == title)
+    return list(dict.fromkeys(in_group))
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Roster:
         """Return whether a summary is auxiliary (by its policy or suite), and so left out of means and marks."""
         # `is_chosen`: a search chose the initial states of the suite, so its rates are not the benchmark's rates.
         suite = cell.suite or ""
-        return columns.policy_name(cell) in self.auxiliary or suite in AUXILIARY_SUITES or is_chosen(suite)
+        return columns.policy_name(cell) in self.auxiliary or spell_suite(suite) in AUXILIARY_SUITES or is_chosen(suite)
 
     def check_names(self, scores: Scores) -> None:
         """Raise `RunError` if `training` or `auxiliary` names a policy without recorded or absent episodes."""

@@ -131,7 +131,7 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
     """
     # The order of these conditions matters, because several of them may hold.
     # `letters` replace the names of the two policies; `better` is the significantly better policy, or None.
-    if result.identical:
+    if result.identical and not result.no_verdict:
         return Cell("identical")
     if result.p_adjusted is None or result.difference is None:
         return Cell(NO_VALUE)

@@ -111,7 +111,7 @@ def _pair_sentences(
         return
     claim = f"{_format_claim(result, metric)} {_HERE}"
     # Several of these conditions may hold, so their order matters.
-    if result.identical:
+    if result.identical and not result.no_verdict:
         yield f"{subject} is the same in each of {_count_pairs(result, comparison)}{sr_clause}."
     elif result.no_verdict:
         yield f"No verdict on {subject} {_HERE}: {result.no_verdict}{sr_clause}."

@@ -119,11 +119,13 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     """Return a warning that names policies that ran only some tasks of a paper's suite; () if there are none."""
     # A published number is over the whole suite, so a run of some tasks is not comparable with it.
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
+    # A summary may have the name of another suite with the same tasks.
+    shared_names = {suite: registry.shared_suite(suite) for suite in set(scores.benchmark)}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
-        # A summary may have the name of another suite with the same tasks (`same_tasks_as`).
-        benchmark = registry.benchmarks.get(suite)
+        name = shared_names[suite]
+        benchmark = registry.benchmarks.get(name)
         if benchmark and benchmark.published:
-            tasks_of_cell = tasks_run.get((policy, benchmark.same_tasks_as or suite))
+            tasks_of_cell = tasks_run.get((policy, name))
             if tasks_of_cell is not None:
                 tasks_of_cell.add(task)
     # Suite -> its number of tasks.

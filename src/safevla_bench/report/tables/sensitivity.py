@@ -373,13 +373,13 @@ def _host_mean(
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
     # Variant -> the paper's row; {} if the paper has none for this host.
     published_variants = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
-    paper_suites = published_suites(registry, title).items()
+    suites_run = {registry.shared_suite(suite or "") for suite in suites}
     return HostMean(
         host=title,
         cells=len(curves),
         suites=suites,
         # A suite is not missing if a suite with the same tasks was run under another name.
-        missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
+        missing_suites=tuple(suite for suite in published_suites(registry, title) if suite not in suites_run),
         variants=tuple(
             _variant_mean(variant.name, [curve.points[k] for curve in curves], published_variants.get(variant.name))
             for k, variant in enumerate(ablation.variants)

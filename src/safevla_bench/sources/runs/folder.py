@@ -72,6 +72,7 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
     reason: str | None = None
     init_state_index: int | None = None
     seed: int | None = None
+    horizon: int | None = None
     success: ClassVar[None] = None
     safe: ClassVar[None] = None
     vsi: ClassVar[None] = None
