@@ -269,7 +269,8 @@ def record(
     # Make the path absolute now, because the loop may change the working directory.
     worker_name, folder_path = _check_worker_name(worker), Path(out).absolute()
     require_policy_name(policy)
-    for option, step_count, minimum in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
+    step_options: tuple[tuple[str, Any, int], ...] = (("wait_steps", wait_steps, 0), ("horizon", horizon, 1))
+    for option, step_count, minimum in step_options:
         is_number = isinstance(step_count, Real) and not isinstance(step_count, bool)
         if step_count is not None and not (is_number and step_count >= minimum and step_count % 1 == 0):
             remedy = f"Give None, or a whole number of steps of at least {minimum}."

@@ -78,7 +78,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return the policy `noop`, for a dry run of `spec`. Raise `PolicyError` if its name is unknown or a key is given."""
+    """Return `noop`, for a dry run of the policy `spec`. Raise `PolicyError` for an unknown name or a given key."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)  # raises the errors; its result is not needed
     return make_policy("noop")
 

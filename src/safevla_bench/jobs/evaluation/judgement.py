@@ -368,7 +368,8 @@ def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
         raise RunError("an episode's record names no horizon", remedy=remedy, place=Place(field="horizon"))
     # An episode without a record may be of a suite or task with a larger horizon than those with a record.
     absent = () if allow_crashed else judged.scores.absent
-    tasks = {(row.benchmark, row.task_id) for row in (*judged.headers, *absent) if row.horizon}
+    tasks = {(header.benchmark, header.task_id) for header in judged.headers}
+    tasks |= {(row.benchmark, row.task_id) for row in absent if row.horizon}
     if unbounded := [row for row in absent if (row.benchmark, row.task_id) not in tasks]:
         problem = f"no horizon is known of {unbounded[0].episode_id} ({unbounded[0].outcome})"
         remedy = "Record crashed episodes with a horizon, or leave out episodes without a record: --allow-crashed."
