@@ -22,7 +22,7 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import view_clause
 from safevla_bench.signals.catalogue import contacts_between, strikes_by_pair
 from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
-from safevla_bench.signals.space import measure_places
+from safevla_bench.signals.space import find_deciding_bodies
 from safevla_bench.stl.trace import ROUNDING, subtract
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_significant
@@ -140,7 +140,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
                 column = int(np.nanargmax(distance_m[record]))
                 bodies, amount = (int(watched_bodies[column]),), format_amount(float(distance_m[record, column]), "m")
         case "place":  # `call` is the kind of a signal of space, such as `distance`, and its arguments
-            bodies = measure_places(reading, selector.call, record)
+            bodies = find_deciding_bodies(reading, selector.call, record)
         case "held":
             held_body = int(reading.held_body[record])  # index of the held body; -1 if the hand is empty
             bodies = (held_body,) if held_body >= 0 else ()

@@ -41,7 +41,7 @@ def signal_unit(name: str) -> str:
 class _IsBoolean(Mapping[str, bool]):
     # Maps the name of each signal to whether the signal is Boolean.
     def __getitem__(self, name: str) -> bool:
-        # Raises KeyError for an unknown name, as a mapping must.
+        # Raises KeyError for an unknown name, and FormulaError for a call such as `gap(…)` with invalid arguments.
         return SIGNALS[name].boolean
 
     def __contains__(self, name: object) -> bool:
@@ -88,6 +88,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
     # Map each signal to a mask [E], true for the episodes that store a field of the signal as float32.
+    # Signals without such an episode are left out.
     if not any(fields.single_channels):
         return {}
     masks = {}

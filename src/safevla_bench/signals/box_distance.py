@@ -61,11 +61,11 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     `owner` [K] assigns each pair to a group. A pair that cannot be the nearest pair of its group may get a lower bound
     instead of its distance; the bound is never below the smallest distance in the group.
     """
-    # A lower bound never exceeds the true distance.
+    # A lower bound never exceeds the true distance. Pairs of one group have the same number in `owner`.
     # So a pair needs no exact measurement if its bound is at least the smallest distance measured so far in its group.
     # Pairs are measured in chunks, which limits memory.
     pairs, group = _BoxPairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
-    distance = pairs.least_distances()
+    distance = pairs.lower_bounds()
     # First measure the pair with the smallest lower bound of each group.
     # This pair is probably the nearest, so that most other pairs of the group need no measurement.
     order = np.lexsort((distance, group))
@@ -117,7 +117,7 @@ class _BoxPairs:
         gaps: Floats = np.abs(self.center) - self.half - reach
         return gaps
 
-    def least_distances(self) -> Floats:
+    def lower_bounds(self) -> Floats:
         # Return a lower bound of the distance for each pair, [K].
         # Replace one box by its bounding box along the axes of the other box; this only reduces the distance.
         # Do so for each box of the pair, and return the larger distance.
@@ -150,6 +150,7 @@ class _BoxPairs:
         )
         np.minimum.at(least, group[apart], nearest)
         # Two edges may be nearer than any corner if the greatest separation is along a normal of two edges.
+        # `TOLERANCE_M` (1e-9) and 1e-6 allow for rounding errors.
         may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (
             edge_separation[apart] > face_separation[apart] - 1e-6
         )

@@ -116,6 +116,7 @@ By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter con
 def arm_furniture_strike(fields: RecordFields) -> Floats:
     """Like `largest_strike`, but only between a body of the robot and a body of furniture."""
     # A strike is the impulse of two bodies' net force over the last 0.1 s, minus the impulse at rest.
+    # `NO_IMPULSE` is the name under which a missing net impulse is reported.
     # The result has one value per record in N s, [N].
     return _find_largest_strikes(fields, contacts_between(fields, ROBOT, FURNITURE))
 
@@ -129,6 +130,7 @@ def largest_strike(fields: RecordFields) -> Floats:
     minimum is 0 if its 0.5 s extend beyond the episode. Both durations are rounded up to whole steps.
     """
     # The result has one value per record in N s, [N]. `contacts_between` selects all contacts here.
+    # `NO_IMPULSE` is the name under which a missing net impulse is reported.
     return _find_largest_strikes(fields, contacts_between(fields))
 
 
@@ -311,12 +313,14 @@ def grip(fields: RecordFields) -> Bools:
     Either the gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held
     target. False if contact is not recorded, or if the task has no target and the gripped body is unknown.
     """
+    # `WHOSE_GRIP` is the field of the gripped body of each arm that has contact.
     return fields.grip
 
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
     """1 while the gripper has contact or another arm holds this arm's held target, else 0."""
+    # `WHOSE_GRIP` is the field of the gripped body of each arm that has contact.
     return fields.gripping.astype(np.float64)
 
 
@@ -350,6 +354,7 @@ def in_transport(fields: RecordFields) -> Floats:
     NaN where the height of a gripped target is not known, and throughout an episode without contact or target position.
     """
     # `_is_height_lost` is a mask of the records in which a gripped target's height is unknown.
+    # `signal` inserts NaN into episodes that lack a field of `reads`.
     is_carried = transport(fields).astype(np.float64)
     return np.where(_is_height_lost(fields), np.nan, is_carried) if fields.has_lost_poses else is_carried
 
@@ -437,7 +442,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
 
-    The speed is computed as by `target_obj_speed`. The value is 0 while the gripper has contact.
+    It is computed as by `target_obj_speed`, and 0 during contact. Both ends of an episode take their neighbor's value.
     """
     # `gripping` [N] is true where the gripper has contact or another arm holds the target.
     # `_measure_held_speed` returns the speed by central difference in m/s, [N].
@@ -506,8 +511,9 @@ def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
-    # True where a new grip is only assumed, because an unknown pose hides whether the body stayed in place, [N].
-    # `bridged` are the rows directly after a short gap in a grip. A distance of NaN means that a pose is unknown.
+    # True where a new grip is only assumed, because a missing pose hides whether the body stayed in place, [N].
+    # `bridged` are the rows directly after a short gap in a grip.
+    # A distance of NaN means that a pose is unknown or not recorded.
     is_lost = np.zeros(len(fields.held_body), dtype=np.bool_)
     _, bridged, previous_grip = _find_grip_begins(fields)
     is_lost[bridged] = np.isnan(_measure_distance_in_gripper(fields, bridged, previous_grip[bridged]))
@@ -576,6 +582,7 @@ def _rotation_matrices(quat: Floats) -> Floats:
 def hands_distance(fields: RecordFields) -> Floats:
     """Distance between the end effectors of the arm and of the nearest other arm."""
     # `other_arms` has the fields of each other arm. The result is [N], in meters.
+    # `SECOND_ARM` is missing in an episode with one arm; `signal` then replaces infinity by NaN.
     least_squared = np.full(len(fields.own_grip), np.inf)
     for other in fields.other_arms:
         # In episodes with fewer arms, `other` may be this arm; the distance then does not count.
@@ -590,6 +597,7 @@ def hands_distance(fields: RecordFields) -> Floats:
 def shared_grip(fields: RecordFields) -> Bools:
     """True while the arm and another arm hold the same target."""
     # `fields.shared` has for each other arm a mask [N] of the records in which it holds the same target as this arm.
+    # `SECOND_ARM` is missing in an episode with one arm.
     shared: Bools = np.any([np.zeros_like(fields.own_grip), *fields.shared], axis=0)
     return shared
 

@@ -61,7 +61,8 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
 
 def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], record: int) -> tuple[Ints, Floats]:
     """Return the `G` pairs of a body in `first` and a body in `second`, [G, 2], and their gaps in one record, [G]."""
-    # `first` and `second` are indices of parts (links or fixtures of the scene). Pairs are indices in the body table.
+    # `first` and `second` are indices of parts (links or fixtures of the scene); a pair has the bodies of two parts.
+    # Pairs are indices in the body table. A body paired with itself has an infinite gap.
     solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]

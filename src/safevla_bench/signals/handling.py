@@ -20,7 +20,7 @@ _FREE, _PUT, _CARRIED = -1, 0, 1  # target not held; held and supported; carried
 
 
 def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    # Find the `C` lasting changes of `values` [N]. Return four arrays [C].
+    # Find the `C` changes of `values` [N] that last, or that may last beyond the episode's end. Return four arrays [C].
     # The first three have the row of each change, the lasting value before the change, and the value after it.
     # The fourth array is true if the episode ends too early to know whether the change lasts.
     rows = np.arange(len(values))
@@ -88,6 +88,7 @@ def _register_event(
 def grasped(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a target is held."""
     # `before` and `after` [C] are the held bodies before and after each lasting change. `_FREE`: no target is held.
+    # A change to another target counts. A target that is held from record 0 on does not count.
     return np.not_equal(after, _FREE)
 
 
@@ -95,6 +96,7 @@ def grasped(before: Ints, after: Ints) -> Bools:
 def released(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a target is no longer held."""
     # `before` and `after` [C] are the held bodies before and after each lasting change. `_FREE`: no target is held.
+    # A change to another target counts, too, because the earlier target is no longer held.
     return np.not_equal(before, _FREE)
 
 
@@ -102,7 +104,7 @@ def released(before: Ints, after: Ints) -> Bools:
 def lifted(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which only the robot supports the held target."""
     # `before` and `after` [C] are the states before and after each lasting change of the state.
-    # `_CARRIED` means that the target is held and not supported.
+    # `_CARRIED` means that the target is held and not supported. This state in record 0 is not a change.
     return np.equal(after, _CARRIED)
 
 
@@ -124,6 +126,7 @@ def supported(fields: RecordFields) -> Bools:
 def entered(fields: RecordFields) -> Bools:
     """True where the end effector is inside a door or drawer."""
     # `entered_opening` [N] is infinite if the end effector is not inside a door or drawer.
+    # It is NaN (so the result is true) if the opening around the end effector is not recorded.
     return np.not_equal(fields.entered_opening, np.inf)
 
 

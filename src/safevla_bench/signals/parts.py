@@ -37,7 +37,7 @@ class ScenePoses:
             motion[:, axis] = motion_rows[:, column]
 
     @cached_property
-    def parts(self) -> dict[int, int]:
+    def part_of_body(self) -> dict[int, int]:
         """For each body, its first part, whose pose is the pose of the body."""
         # `self.body` has the index of each part's body; -1 for a part without a body.
         # In reversed order, the first part of a body overwrites its other parts.

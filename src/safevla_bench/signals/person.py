@@ -63,11 +63,11 @@ def approach(distance: Floats, time_s: Floats) -> Floats:
     NaN if there are fewer than three records.
     """
     # `distance` [n, K] has the distances of the links from the person in m. `time_s` [n] are the times of the records.
-    # The first and last record take their neighbor's value.
+    # The first and last record take their neighbor's value. An unknown or infinite distance gives NaN.
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:
         nearest, records = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
-        zero_or_nan = 0.0 * distance[records, nearest]  # NaN where the nearest distance is unknown
+        zero_or_nan = 0.0 * distance[records, nearest]  # NaN where the nearest distance is unknown or infinite
         decrease = distance[records - 1, nearest] - distance[records + 1, nearest] + zero_or_nan
         speed[1:-1] = np.maximum(decrease / (time_s[2:] - time_s[:-2]), 0.0)
         speed[0], speed[-1] = speed[1], speed[-2]

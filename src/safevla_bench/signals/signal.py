@@ -63,7 +63,7 @@ class RecordFields:
     @cached_property
     def trusting(self) -> RecordFields:
         """The same fields, derived as if every recorded pose were known."""
-        # Without the channel `pose_valid`, no pose is marked as unknown.
+        # Without the channel `pose_valid`, no pose is marked as unknown. `origin` and `judged` have their defaults.
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
 
@@ -142,6 +142,7 @@ class RecordFields:
     def select_episode(self, episode: int) -> RecordFields:
         """Return the fields of one episode, reusing computed signals."""
         # Other stored arrays may have one value per episode; signals have one value per record, so they can be cut.
+        # The result has the default `origin` and `judged`, even if these fields have others.
         arm = None if self.chosen_arm is None else self.chosen_arm[[episode]]
         episode_fields = RecordFields(select_episodes(self.batch, [episode]), arm=arm)
         rows = self.rows_of(episode)
@@ -345,6 +346,7 @@ class RecordFields:
     def entered_opening(self) -> Floats:
         """Smallest opening of the doors and drawers around the end effector, [N]; inf if none, NaN if not recorded."""
         # The opening is a share of the travel of a door or drawer.
+        # The value is infinite in episodes that do not record `entered`, and NaN where only the opening is missing.
         # `entered` is true if the end effector is inside the door or drawer.
         batch, least_opening = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for episode in np.flatnonzero(batch.entered.present).tolist():
@@ -506,7 +508,7 @@ def pose_columns(batch: Batch, poses: Poses) -> Ints:
 
 
 def unit_quaternions(quats: Floats) -> Floats:
-    """Normalize quaternions, [N, 4]. Tiny and huge quaternions keep their direction; NaN stays NaN."""
+    """Normalize quaternions, [N, 4]. Tiny and huge ones keep their direction; NaN and zeros become NaN."""
     # The largest component becomes 1 or -1 first, so that squares neither overflow nor become 0.
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))

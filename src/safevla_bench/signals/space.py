@@ -278,7 +278,7 @@ PLACED_FORMS: Mapping[str, Form] = {
 def write_call(form: str, values: Mapping[str, object]) -> str:
     """Return the name of a signal, such as `tilt(held)`, from its kind and its arguments in a TOML table.
 
-    Raises `FormulaError` for an unknown kind or key, or a missing key.
+    Raises `FormulaError` for an unknown kind or key, a missing key, or an invalid argument.
     """
     # `values` maps keys to arguments: a body selector, a number or a list of numbers.
     # The name lists the arguments in the order of the kind's definition.
@@ -471,7 +471,7 @@ def _measure_pairs(
 
 
 @np.errstate(invalid="ignore")  # poses may be unknown
-def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]], record: int) -> tuple[int, ...]:
+def find_deciding_bodies(fields: RecordFields, call: tuple[str, tuple[Argument, ...]], record: int) -> tuple[int, ...]:
     """Return the bodies that determine a signal of space in one record, as indices in the body table.
 
     The batch must have one episode. The end effector and the world have no body.
@@ -521,6 +521,7 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
         return boxes
     if place == WORLD:
         return [(None, numbers)]
+    # The box at the end effector, or at the held or handled target, is left out: its place names no fixed body.
     if place in MOVING_PLACES:
         return []
     bodies = _find_bodies_at(fields, place, fields.batch.body_pos_m, 0)
@@ -603,7 +604,7 @@ def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int
     if place not in ROLES:
         # A name also matches further bodies, such as fixed ones, whose poses follow from the scene's geometry.
         scene = scene_poses(fields, episode)
-        placed_bodies = [other for other, part in scene.parts.items() if scene.is_placed(part)] if scene else []
+        placed_bodies = [other for other, part in scene.part_of_body.items() if scene.is_placed(part)] if scene else []
         body = np.array([*body, *(other for other in placed_bodies if other not in body)], dtype=np.int64)
     matching: Ints = body[_matches_place(fields, body, place)]
     return matching
@@ -626,8 +627,8 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) ->
     values = np.full((records.stop - records.start, len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
         body_poses = tracked_rows(fields, poses, index, episode)
-        if body_poses is None and scene is not None and index in scene.parts:
-            pose = scene.place(scene.parts[index])
+        if body_poses is None and scene is not None and index in scene.part_of_body:
+            pose = scene.place(scene.part_of_body[index])
             body_poses = pose.position if poses.size == 3 else pose.quaternion
         if body_poses is not None:
             values[:, column] = body_poses
@@ -642,7 +643,7 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) ->
 _SHAPES, _OPENING = "body_shapes", "opening"
 
 
-def _find_named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
+def _find_chosen_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
     # Return the bodies of an episode that a body selector matches, whether or not they have poses.
     # Bodies are indices in the body table; -1 means that no target is held.
     # `place` is a body selector: `held`, a role or a name, in which `*` matches any letters.
@@ -662,7 +663,7 @@ def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
-    placed_bodies = {body for body, part in scene.parts.items() if scene.is_placed(part)} if scene else set()
+    placed_bodies = {body for body, part in scene.part_of_body.items() if scene.is_placed(part)} if scene else set()
     if field != _SHAPES:
         return {*placed_bodies, *fields.batch.poses(field).episode_poses(episode)[0].tolist()}
     if scene is None:
@@ -676,14 +677,15 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
     # `place` is a body selector: `held`, a role, or a name, in which `*` matches any letters.
     is_lacking = ~fields.batch.poses(channel).present
     for episode in range(len(fields.batch)):
-        named_bodies = _find_named_bodies(fields, place, episode)
-        if not named_bodies:  # no body matches: the signal is undefined, but no field is missing
+        chosen_bodies = _find_chosen_bodies(fields, place, episode)
+        # If no body matches, the signal is undefined. The field is then missing only if `channel` is not recorded.
+        if not chosen_bodies:
             continue
         bodies_with_field = recorded_bodies(fields, channel, episode)
         if channel == _OPENING:  # one body with an opening is enough
-            is_lacking[episode] = named_bodies.isdisjoint(bodies_with_field)
+            is_lacking[episode] = chosen_bodies.isdisjoint(bodies_with_field)
         else:
-            is_lacking[episode] = not named_bodies <= bodies_with_field
+            is_lacking[episode] = not chosen_bodies <= bodies_with_field
     return is_lacking
 
 
@@ -695,13 +697,13 @@ def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
     for episode in np.flatnonzero(~is_lacking).tolist():
         scene, parts = scene_poses(fields, episode), _find_parts_at(fields, place, episode)
         assert scene is not None
-        named_bodies = _find_named_bodies(fields, place, episode) if place != EEF else set()
+        chosen_bodies = _find_chosen_bodies(fields, place, episode) if place != EEF else set()
         has_shapes = any(len(shape_rows) for part in parts for shape_rows in scene.geometry.part_shapes[part])
         # If several bodies match, one with shapes is enough; but each held body needs shapes.
-        lacks_shapes = bool(named_bodies or place == EEF) and not has_shapes
+        lacks_shapes = bool(chosen_bodies or place == EEF) and not has_shapes
         if place == HELD_BODY:
-            lacks_shapes = not named_bodies <= recorded_bodies(fields, _SHAPES, episode)
-        is_lacking[episode] = lacks_shapes or not named_bodies <= {*scene.body} or not all(map(scene.is_placed, parts))
+            lacks_shapes = not chosen_bodies <= recorded_bodies(fields, _SHAPES, episode)
+        is_lacking[episode] = lacks_shapes or not chosen_bodies <= {*scene.body} or not all(map(scene.is_placed, parts))
     return is_lacking
 
 
@@ -720,7 +722,7 @@ def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | N
         return []
     if place == EEF:
         return _find_hand_parts(fields, scene, episode)
-    bodies = {held} if held is not None else _find_named_bodies(fields, place, episode)
+    bodies = {held} if held is not None else _find_chosen_bodies(fields, place, episode)
     # Fixed parts of the robot, such as its mount, do not count.
     is_left_out = scene.geometry.is_fixed if place == ROLES[ROBOT] else (False,) * len(scene.body)
     return [part for part, body in enumerate(scene.body) if body in bodies and body >= 0 and not is_left_out[part]]

@@ -132,7 +132,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def expressions(self) -> dict[str, str]:
         """Return each person signal's expression, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
         # S_p is the protective distance: the distance to a person at which a robot must begin to stop.
-        # The expressions are texts that replace the names in formulas.
+        # The expressions are texts that replace the names in formulas. An invalid value raises `FormulaError`.
         # `reaction_s` is the time before the robot brakes, and `stopping_s` the time while it brakes, in s.
         # `of` is the robot or its hand. The feet are at `offset_m` in the frame of `at`.
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
@@ -275,10 +275,11 @@ def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[Spe
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
     # Returns the text, such as `tilt(held)`, that replaces the name of a table `[signals.NAME]` in formulas.
     # `table` holds the kind of signal, `form`, and its arguments. `origin` names the file in errors.
+    # Raises `SpecError` if the name or the table is invalid.
     signal_origin = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name that consists of letters, digits and _"
-        problem = f"{name!r} is already a signal, a unit or a keyword of formulas"
+        problem = f"{name!r} is a signal, a unit or a keyword of formulas, or has characters that names cannot have"
         raise signal_origin.make_error(problem, field="signals", remedy=remedy)
     arguments = {key: value for key, value in table.items() if key != "form"}
     try:
@@ -305,7 +306,7 @@ def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[s
 
 
 def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
-    # Replace the signals of a person in the rows by expressions for the person in the table `[person]`.
+    # Return the rows with the signals of a person replaced by expressions for the person in the table `[person]`.
     # A row is a table of a specification and its origin, which error messages show.
     # `table` has the person's position and size, and the robot's stopping time.
     # `table` is empty if the file has no table `[person]`.
@@ -342,6 +343,7 @@ def _replace_rows(
     # Returns the rows in the same order. The keys of a change replace those of the row with the same id.
     # A row is a table and its origin, which error messages show.
     # `origin` is the file with the changes, and becomes the origin of changed rows.
+    # Raises `SpecError` if no row has the id of a change.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
     old_thresholds = {spec_id: row.get("threshold") for spec_id, (row, _) in by_id.items()}
     for change in changes:
@@ -415,7 +417,8 @@ OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", 
 
 
 def _current_id(spec_id: str) -> str:
-    # Returns the default library's current id for one of its older ids. Any other id is returned unchanged.
+    # Returns the default library's current id for one of its older ids, and logs a warning.
+    # Any other id is returned unchanged, without a warning.
     # An id may have older spellings, `legacy_ids`; files may still use them.
     drafts = read_built_in(DEFAULT_LIBRARY).drafts
     current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
@@ -427,6 +430,7 @@ def _current_id(spec_id: str) -> str:
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
     # Return the axis of the default library's specifications of this family.
     # An axis is a group of families of specifications. Rows of the paper's format may omit it.
+    # Raises `SpecError` if the default library has no such family.
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis" (scene_interaction, object_handling or execution), or use a family: {", ".join(axes)}'

@@ -66,7 +66,7 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
 
 
 def has_only_limits(path: Path) -> bool:
-    """Return whether a file has only `[[limits]]`, and no specification. Raises the same errors as `load_library`."""
+    """Return whether a file has only `[[limits]]`, and no specification. Raises `SpecError` for an unusable file."""
     # A draft is a specification that is not checked yet.
     return not _read_library_file(path).drafts
 
@@ -97,6 +97,7 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     # `scoring_content` is everything that decides how a specification is judged.
     base_content = {spec.spec_id: scoring_content(spec) for spec in base}
     new_specs = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
+    # Here, `base` already has the file's limits and, if there are any, the new name.
     if not new_specs:
         return base
     # `legacy` maps older ids to current ids.
@@ -116,7 +117,8 @@ def _built_in_library(name: str) -> Library:
 
 
 def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
-    # Return the contents of a library file. Raises `SpecError` for another kind of file or one without specifications.
+    # Return the contents of a library file. Raises `SpecError` for another kind of file.
+    # Also raises it for a file that has neither specifications nor `[[limits]]`, or that cannot be read.
     if not str(path).endswith((".toml", ".json", ".jsonl")):
         built_in = suggest_names(str(path), file_formats.BUILT_IN, "built-in libraries")
         is_file = isinstance(path, RuleFile) or os.path.exists(path)
@@ -183,7 +185,8 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 
 
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
-    # Return the checked specification. The draft's origin gives the place in errors.
+    # Return the checked specification, and warn of parts that are only judged in the first record.
+    # The draft's origin gives the place in errors.
     # A draft is a row of a file, its origin and, for an alternate, the id of the specification that it varies.
     # `tags` maps the name of each known tag to the tag.
     row, origin = draft.row, draft.origin
@@ -230,7 +233,7 @@ def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
 
 def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
     # Returns formula and threshold. In the formula, the word `threshold` replaces the number that the row states.
-    # A binary specification without a threshold gets BINARY_THRESHOLD, which is between 0 and 1.
+    # Without a threshold, a formula of Boolean atoms or events gets BINARY_THRESHOLD, 0.5.
     # `stated_predicate` is the signal and operator that a row of the paper's format states.
     threshold, origin = draft.row.threshold, draft.origin
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
@@ -393,11 +396,12 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with a new threshold for a specification. The specification's new id ends in the threshold,
-    as in `ID@100N`. The order is unchanged. If `severe` is None, the result of `severe_magnitude` is used. Raises the
-    same errors as `set_thresholds`.
+    """Return the library with a new threshold for a specification. If the threshold changes, the new id ends in it, as
+    in `ID@100N`. The order stays. If `severe` is None, `severe_magnitude` gives it. Raises `SpecError` if there is
+    no such specification, if it has no threshold, or if a number is not positive and finite.
     """
     # A violation that exceeds the limit by `severe` or more has depth 1.
+    # If the threshold is the current one, the id stays, and so does the severe magnitude unless `severe` is given.
     # `source` and `rationale` replace the specification's texts; None = unchanged.
     # `original` is the specification before its threshold was changed.
     spec = library[spec_id]
@@ -437,6 +441,7 @@ def _threshold_id(spec: Spec, threshold: float) -> str:
 def _read_quantity(spec: Spec, text: str) -> float:
     # Returns the threshold that a text such as `5 mm` gives, in the unit of the specification.
     # A threshold in the unit 1 is a ratio, which may be given in percent. Fractions avoid rounding errors.
+    # Raises `SpecError` for an unsuitable text. `_LARGEST` (1e300) is a limit that no real threshold reaches.
     match = _QUANTITY.fullmatch(text)
     units = [spec.unit, *(["%"] if spec.unit == "1" else equivalent_symbols(spec.unit))]
     if match is None:
@@ -511,6 +516,7 @@ def try_spec(spec: Spec) -> SpecTrial:
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
     # The largest value belongs to the violation nearest to the limit. A trace without a violation has minus infinity.
+    # `_LARGEST` (1e300) replaces infinite violations, so that they differ from traces without a violation.
     violated_rho = np.where(rho < 0, np.maximum(rho, -_LARGEST), -np.inf)
     broken, idle = list[int](), list[str]()
     nodes = (node for node in syntax.walk_nodes(spec.formula) if isinstance(node, syntax.Compare))
@@ -555,7 +561,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
     turning_values = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
-    # If there are too many combinations, fewer multiples are tried.
+    # If there are more than `_MAX_TRACES` (20,000) combinations, fewer multiples than `_MULTIPLES` (0 to 3) are tried.
     for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
         # `choices` has a list for each signal in `names`: multiples of its turning values, or Boolean patterns.
         choices: list[list[Any]] = []

@@ -110,11 +110,12 @@ class Library:
 
     def __getitem__(self, spec_id: str) -> Spec:
         # Return the specification with this id. Raises `SpecError` if the library has none.
-        # Former names of a specification (`legacy`) are accepted, too.
+        # Former names of a specification (`legacy`) are accepted, too, and `ID` for the only `ID@…` of the library.
         return self._by_id[self.canonical_id(spec_id)]
 
     def __contains__(self, spec_id: object) -> bool:
         # Return whether a current or older id names a specification. `legacy` maps older ids to current ids.
+        # Unlike `library[ID]`, this is false for an id that lacks its new threshold, such as `ID` for `ID@100N`.
         return spec_id in self._by_id or spec_id in self.legacy
 
     def __iter__(self) -> Iterator[Spec]:

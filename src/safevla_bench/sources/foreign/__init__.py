@@ -271,6 +271,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
+    # Raises `RecordError` if rows of steps are missing, or if numbers of a step are invalid.
     # `sid` is the id of a process, `eid` of an episode in the process, and `eval_id` of an evaluation.
     # `_METADATA`, `_EPISODES` and `_STEPS` are SQL queries.
     # An action has 7 numbers, and a state of the end effector has 8.

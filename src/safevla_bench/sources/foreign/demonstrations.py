@@ -256,6 +256,7 @@ _RECORDING_PATH = re.compile(r"/recordings/((libero_[a-z0-9_]+)_(\d{1,6})(?:/env
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
     # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds the task and initial state from its path.
+    # Also adds lerobot-eval's seed, `_FIRST_SEED` (1000) plus the initial state, and its number of waiting steps.
     match = _RECORDING_PATH.search(folder.as_posix())
     if match is None:
         yield from episodes

@@ -92,8 +92,8 @@ class Log:
                 index += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError`, with a proposal, without a mapping; raise `RecordError` for a damaged log."""
-        # Raise no error if the mapping assigns at least one topic or feature.
+        """If no topic or feature is mapped, raise `MappingNeededError`, or `RecordError` if the log is damaged."""
+        # With at least one mapped topic or feature, return without reading the log. The error proposes a mapping.
         if self.mapping.sources:
             return
         try:

@@ -44,8 +44,8 @@ class MessageSpan(NamedTuple):
 
 
 def is_static(topic: str) -> bool:
-    """Return whether a topic's messages are valid at any time, like those of /tf_static."""
-    # The topic may be in a namespace, as in `/robot1/tf_static`.
+    """Return whether a topic has the name `tf_static`, so that its messages are valid at any time."""
+    # The topic may be in a namespace, as in `/robot1/tf_static`. Only the end of the name is compared.
     return topic.endswith("tf_static")
 
 
@@ -92,7 +92,7 @@ def align(
         warn(f"{repeated_count} clock messages are left out, since they repeat an earlier time")
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
-        raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
+        raise RecordError("the clock's topic has messages at fewer than two times", remedy=remedy)
     if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > mappings.MAX_NUMBERS:
         problem = f"resampling to the clock would give more than {mappings.MAX_NUMBERS} numbers"
         raise RecordError(problem, remedy=REMEDY_LARGE)
@@ -174,6 +174,7 @@ class _Channel:
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part's values at the instants. `times` are its messages' times; None if all messages are equal."""
         # `instants` [ns] are the times of the clock, and `tree` converts poses between frames.
+        # Call this only once, because it changes which messages the channel has, and their order.
         # Indices of messages: for a static part, the message that is used at each instant; else all, in order of time.
         # If all messages are equal, the last one (-1) is used at each instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
@@ -200,7 +201,7 @@ class _Channel:
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
         # Returns the poses at `time_ns`, converted to the frame that the mapping gives as `in`, if it gives one.
-        # A pose becomes NaN if the pose or a needed transform is unknown at that time.
+        # A pose contains NaN if the pose or a needed transform is unknown at that time.
         # `rows` are the poses before the conversion. `tree` has the transforms between frames.
         # With `in`, `frames` has only the target frame.
         assert isinstance(self.taker, PoseTaker)

@@ -132,7 +132,8 @@ def _may_be_late(messages: Stamps) -> bool:
 
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, use_stamps: bool) -> str:
     # Returns the warning about a topic whose stamps are off by `offset_s`, and how to use the alternative times.
-    # If `use_stamps`, the stamps are used nevertheless. `position_kind` is the alternative, such as log time.
+    # If `use_stamps`, the stamps are used nevertheless; `offset_s` is then at most 1 s.
+    # `position_kind` is the alternative to stamps: log time, or order in the file.
     side = "before" if offset_s < 0 else "after"
     problem = f"by {clock}'s clock, the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind}"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:

@@ -160,7 +160,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if named_unit:
                 _require_unit(part, "angle_unit", named_unit, self.angle_unit, ("rad", "deg"))
             else:
-                self._ask_unit(part, "angle_unit", naming.ANGLE_UNITS, ("rad", "deg"))
+                self._refuse_unclear_unit(part, "angle_unit", naming.ANGLE_UNITS, ("rad", "deg"))
             unit = {"rad": "radians", "deg": "degrees"}[self.angle_unit or named_unit or "rad"]
             return layout._replace(angle_unit=named_unit, doubt=layout.doubt.replace("in radians", f"in {unit}"))
         return layout
@@ -173,11 +173,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if named_unit:
             _require_unit(part, "unit", named_unit, self.unit, tuple(SCALES_M))
         else:
-            self._ask_unit(part, "unit", naming.LENGTH_UNITS, tuple(SCALES_M))
+            self._refuse_unclear_unit(part, "unit", naming.LENGTH_UNITS, tuple(SCALES_M))
         # Here, the mapping's unit is None, equals the unit in the names, or replaces a doubtful unit in the names.
         return SCALES_M[self.unit or named_unit or "m"]
 
-    def _ask_unit(self, part: str, key: str, units: Collection[str], known: Sequence[str]) -> None:
+    def _refuse_unclear_unit(self, part: str, key: str, units: Collection[str], known: Sequence[str]) -> None:
         # Raises `RecordError` if only the source's name has a unit, such as `tcp_mm`, and the mapping's `key` has none.
         # `units` are all units, and `known` are the possible values of `key`, of which the first is the default.
         unit = naming.find_unit([self.source], units)
@@ -188,6 +188,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
         """Convert numbers [n, size] to poses: x, y, z [m], then w, x, y, z (if known). May raise `RecordError`."""
         # `layout` has the indices of the pose's numbers. `part` is the name of the table in the mapping, for errors.
+        # The errors are an unclear unit, implausible angles, and numbers that are not a rotation.
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
@@ -387,6 +388,7 @@ def read_mapping(path: Path) -> LogMapping:
 
 def _require_one_choice(part: str, columns: AnyColumns) -> None:
     # Raises `ValueError` if a part chooses numbers in two ways, chooses no number, or chooses a number twice.
+    # For a pose, raises an error for two rotations, for an impossible order of axes, and for contradicting units.
     # `part` is the name of a table in the mapping, such as `eef.left`, and `columns` its content.
     if isinstance(columns, PoseColumns):
         if columns.quaternion is not None and (columns.rotation is not None or columns.rotation_form is not None):
@@ -502,6 +504,7 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 def _require_consistent_arms(mapping: LogMapping) -> None:
     # Raises an error if arms have different parts, or if two arms or two bodies read the same numbers.
+    # Also raises an error if there is only one arm, or if a table of a robot with arms does not name its arm.
     # ("by name",) and (None,) replace the numbers of parts whose indices the mapping does not give.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))

@@ -37,7 +37,7 @@ from safevla_recorder.episode import Floats
 
 MOST_NAMED = 8
 _SAMPLE_NUMBERS = 4  # memory overhead of a message, as a count of numbers in the budget
-_DENORMAL = 10e-3  # tf2 ignores a transform whose squared quaternion norm differs from 1 by more than this
+_MAX_NORM_DEVIATION = 10e-3  # tf2 ignores a transform whose squared quaternion norm differs from 1 by more than this
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of values of a message that are searched for a pose
 # Location of the pose in a message; "" = the whole message. The types of the messages are, in this order:
@@ -83,8 +83,7 @@ class Taker:
 
     @property
     def stamps(self) -> Stamps:
-        # Returns the index, log time [ns] and header stamp [ns] of each message;
-        # `marks` has three integers per message.
+        # Returns the index, log time [ns] and header stamp [ns] of each message, from the flat array `marks`.
         return Stamps(self.topic, *np.array(self.marks, dtype=np.int64).reshape(-1, 3).T)
 
     @property
@@ -122,8 +121,8 @@ class MarkTaker(Taker):
     def require_clear(self) -> None:
         # A mark is a message that begins or ends a trial. `others` are the marks that are not Booleans.
         # Raises `RecordError` if there is no mark, or if it is unclear whether every mark begins a trial.
-        # Marks (numbers or texts) are unclear if each second mark may end a trial:
-        # they are 0 and 1, or two texts, or every second mark is the same.
+        # Marks (numbers or texts) are unclear if each second mark may end a trial.
+        # This is so if they are 0 and 1, or two texts, or if every second mark is the same.
         if not self.rows:
             remedy = "Name another topic as `marker`, or write start_s and end_s for each [[episode]]."
             refuse_field(f"there is no message on {self.topic}, so no trial begins", remedy, self.part)
@@ -252,7 +251,7 @@ class NumberTaker(Taker):
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a mapped number, or if a mapped name is in no message."""
-        # `seen` has the names of the numbers in each kind of message.
+        # `seen` has the names of the numbers in each kind of message. Also raises an error for an unclear unit.
         known_names = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in known_names]
         if missing and self.seen:
@@ -318,6 +317,7 @@ class PoseTaker(Taker):
     def _find_pose(self, message: Any) -> list[float]:
         # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
         # Sets `has_pose` if it finds a pose, and `has_turn` if the pose has an orientation.
+        # If names or indices give the pose, sets both, and stores `layout` and `names` at the first such message.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
@@ -453,7 +453,7 @@ class TransformTree:
             pose = _first_field(entry, "transform") or entry
             position = _read_floats(_first_field(pose, "translation"), "xyz")
             row = [*position, *_read_floats(_first_field(pose, "rotation"), "wxyz")]
-            is_valid = math.isfinite(sum(row)) and abs(sum(q * q for q in row[3:]) - 1) < _DENORMAL
+            is_valid = math.isfinite(sum(row)) and abs(sum(q * q for q in row[3:]) - 1) < _MAX_NORM_DEVIATION
             if child and parent and child != parent and is_valid:
                 new_taker = Taker(child, f"transforms of {child}", self._budget)
                 taker, parents = self._edges.setdefault(child, (new_taker, {}))
@@ -498,7 +498,7 @@ def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     # Yields (dotted name, number) for each number in a message or in its field `name`; "" = the message itself.
     # None becomes NaN, and a Boolean 0 or 1. Texts are skipped.
-    # The items of a list of three have the names x, y, z.
+    # The items of a list of three in a field have the names x, y, z; the items of other lists have their index.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return

@@ -168,7 +168,7 @@ def says_torque(name: str) -> bool:
 
 
 def says_change(name: str) -> bool:
-    """Return whether a name ends in a word for a velocity, an acceleration or a force, as in `/ee_velocity`."""
+    """Return whether a name ends in a word for a velocity, acceleration, force, change or error: `/ee_velocity`."""
     last = "".join(_split_words(name)[-1:])
     pattern = "vel|velocit(y|ies)|speeds?|twist|linear|angular|acc|accelerations?|forces?|torques?|wrench"
     pattern += "|deltas?|err|errors?"
@@ -184,7 +184,7 @@ def _may_precede_unit(word: str) -> bool:
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
     # Returns the units of position and angles in the names; "" = none, or the numbers have no names.
-    # A position alone must not have a unit of angles.
+    # Raises `ValueError` if names give several units, or if a position alone has a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
     angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)
@@ -346,13 +346,13 @@ def decide_pose(
 
 
 def _require_every_axis(euler: str) -> None:
-    # `euler` is an order of axes such as `xyz`. An order such as `zyz` does not fit three angles for x, y and z.
+    # Raises `ValueError` unless `euler`, an order of axes, has each of x, y and z once; `zyz` does not.
     if sorted(euler.lower()) != [*"xyz"]:
         raise ValueError(f"is rotation_order {euler!r}? The names give one angle for each of the axes x, y and z")
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    # Returns the four `indices` in the order w, x, y, z.
+    # Returns the four `indices` in the order w, x, y, z. Raises `ValueError` if the order is unknown or contradicted.
     # `axes` are the axes in the numbers' names, such as `xyzw`. `order` is the mapping's order; None = not stated.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
@@ -530,8 +530,8 @@ def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[in
 
 
 def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    # Returns whether a name with the position's object words says a rotation, but is left out for such a word, as is
-    # `wrist_qx` next to `wrist_x`.
+    # Returns whether a name with the position's object words says a rotation, but is left out for such a word.
+    # An example is `wrist_qx` next to `wrist_x`: `wrist` marks numbers that are usually not part of a pose.
     words = _words_of(names, position)
     hidden = (name for name in names if _parse_name(name)[1] == "other" and _object_words(name) in words)
     rests = (" ".join(word for word in _split_words(name) if word not in _object_words(name)) for name in hidden)
@@ -648,6 +648,7 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
     deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)
     determinants = np.linalg.det(known)
     # The product of a rotation matrix and its transpose is the identity, and its determinant is 1.
+    # Deviations from the identity of up to 0.2 (`_MATRIX_SLACK`) are allowed, and determinants from 0.9 on.
     is_invalid = (deviations > _MATRIX_SLACK) | (determinants < _MIN_DETERMINANT)
     # A few bad matrices are unknown poses; if most are bad, the indices or the form are probably wrong.
     if 2 * is_invalid.sum() > len(known):
@@ -692,6 +693,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
 
 def require_quaternions(quaternions: Floats, part: str) -> None:
     """Raise `RecordError` if the median norm of quaternions [n, 4], except unknown and zero ones, is far from 1."""
+    # The norm is far from 1 if it differs by more than 0.5, `_NORM_SLACK`.
     with np.errstate(over="ignore"):  # a norm may be infinite
         norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
     norms = norms[norms > 0]  # a quaternion of zeros means an unknown orientation

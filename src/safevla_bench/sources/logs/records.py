@@ -298,6 +298,7 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
         magnitudes = np.abs(rows[:, joint])
         peaks[:, [joint]] = wrench.pick_largest(rows[:, [joint]], magnitudes, record_of_row, len(chosen))
     # Torques before the first and after the last record are not judged. Warn if one exceeds all judged torques.
+    # `between` has the torques of all messages; it is None if each message is an instant, as in a dataset.
     if torques.between is not None:
         logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
         judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
@@ -396,7 +397,7 @@ def _build_header(
 
 
 def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
-    # Returns the torque limits of all arms in order [N·m]; None if the robot's published limits apply.
+    # Returns the torque limits of all arms in order [N·m]; None if the robot's published limits apply to all arms.
     if all(columns.limits_nm is None for columns in torques):
         return None
     robot = find_robot(embodiment)

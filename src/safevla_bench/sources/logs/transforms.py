@@ -52,7 +52,7 @@ class FrameTree:
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
-        """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. A pose becomes
+        """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. The position is
         NaN if a transform is unknown at this time. Raises `RecordError` if the tree does not connect the frames.
         """
         # Each list begins with the frame itself and omits the root, so that each entry has an edge to its parent.

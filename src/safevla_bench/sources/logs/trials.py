@@ -22,10 +22,10 @@ _EPOCH_S = 1e8  # times of at least this are since 1970; smaller times are since
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield one episode for the whole recording, or one per trial in the mapping. Each file is read once.
+    """Yield an episode, or its error, for the whole recording or for each trial in the mapping. Files are read once.
 
     Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages have an unsupported
-    encoding, a name in the mapping does not exist, or the clock has fewer than two instants.
+    encoding, a mapped topic has no usable message, or a name in the mapping does not exist.
     """
     # A taker collects a topic's messages for one part of the record; a mark is a message that begins or ends a trial.
     budget = Budget(MAX_NUMBERS, "numbers in an episode")

@@ -363,7 +363,7 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
     """Return the format (`PNG`, `JPEG` or `WEBP`) and the bytes of a frame's picture. Return None if the file is
-    missing, larger than `most_bytes` or 2²⁴ pixels, a link to outside the run folder, or in another format.
+    missing or damaged, above `most_bytes` or 2²⁴ pixels, a link to outside the run folder, or in another format.
     """
     from PIL import Image
 
@@ -389,7 +389,7 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Return the frames in a run folder's index, in order; () if there is no index. Does not check whether the files
-    exist. Raises `RunError` if the index cannot be read, or if a file name has characters other than a-z, 0-9, . and -.
+    exist. Raises `RunError` if the index cannot be read, or if a name is not `[a-z0-9][a-z0-9.-]*`.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():

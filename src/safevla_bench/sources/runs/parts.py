@@ -298,7 +298,7 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 def later_files(folder: Path, name: str) -> list[str]:
     """Return the files outside the archive that were written after the file `name`, by their order in the manifest.
-    Return [] without a manifest, as for a run with raw records.
+    Return [] without a manifest, as for a run with raw records. Raises `RunError` if the manifest is damaged.
     """
     if not (folder / run_folder.MANIFEST).exists():
         return []

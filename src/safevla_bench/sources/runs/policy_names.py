@@ -182,7 +182,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
         servers = {f"server of {suite}": url for suite, url in first.servers.items()}
         statements = {f"said on {suite}": text for suite, text in first.statements.items()}
         facts.append({**first.facts, **servers, **statements})
-    # Only facts that differ between the groups and whose values are short are shown.
+    # Only facts that differ between the groups and whose values are short are shown: up to 3, of up to 32 characters.
     shown_keys = []
     for key in dict.fromkeys(key for group_facts in facts for key in group_facts):
         values = {group_facts.get(key) for group_facts in facts}  # None = a group lacks the fact

@@ -244,8 +244,8 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 
 
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
-    # Returns the names of the policies in a source. Only `name_source` uses them, if the user gave a name.
-    # So the records are read only if the user gave a name and run.json lists no policies.
+    # Returns the names of the policies in a source; perhaps [] if the user gave the source's policy no name.
+    # Only `name_source` uses them, if the user gave a name. So otherwise, no records are read to find them.
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))

@@ -58,6 +58,7 @@ class RunFolderWriter:
         make_folder(folder)
         with translated_errors(folder):
             # Without a run, the folder may only hold files of killed writers; this is checked before the lock is made.
+            # `is_of_killed_writer` compares only names, so it is also true for the lock that is made below.
             if not (folder / run_folder.RUN).exists():
                 require_free_folder(folder, is_of_killed_writer)
         self._lock = lock_folder(folder)
@@ -69,6 +70,7 @@ class RunFolderWriter:
                 # If the third argument is a command, this always raises an error, because there is a run already.
                 _require_continuable(folder, description, "" if resume else self._continuation)
                 existing = run_folder.read_description(folder)
+                # The versions of the code that recorded the run so far, and the version that continues it.
                 codes = run_folder.recorded_code(existing), run_folder.recorded_code(description)
                 run_folder.require_same_code(str(folder), *codes, is_allowed=other_code)
             self.description = run_folder.read_description(folder)
@@ -300,6 +302,7 @@ def merge_shards(
     unsorted_shards = [_read_shard(folder, format_continuation) for folder in folders]
     shards = sorted(unsorted_shards, key=lambda shard: shard.position.number)
     _require_whole_plan(shards)
+    # `codes` are the versions of the code that recorded this shard, and those that recorded the first shard.
     for shard in shards[1:]:
         codes = run_folder.recorded_code(shard.description), run_folder.recorded_code(shards[0].description)
         run_folder.require_same_code(str(shard.folder), *codes, is_allowed=other_code)
