@@ -199,8 +199,8 @@ def _temporary_path(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def is_leftover(path: Path) -> bool:
-    """Return whether a file was left by an interrupted write: its name is hidden and ends in `.partial`."""
+def has_partial_name(path: Path) -> bool:
+    """Return whether a file has the name of an unfinished write, which may still run: hidden, ending in `.partial`."""
     return path.name.startswith(".") and path.name.endswith(_PARTIAL_SUFFIX)
 
 

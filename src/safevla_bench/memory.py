@@ -22,7 +22,7 @@ from safevla_bench.errors import DamageError, Place, SafevlaError
 T = TypeVar("T")
 SETTING = "SAFEVLA_MEMORY_GIB"  # environment variable: additional memory for reading [GiB]; default `DEFAULT_GIB`
 DEFAULT_GIB = 4.0
-_STATM = "/proc/self/statm"
+_STATM = "/proc/self/statm"  # Linux's file with the sizes of this process's memory, in pages
 
 
 def read_budget() -> int:

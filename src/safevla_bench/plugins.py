@@ -108,7 +108,7 @@ class PluginGroup:
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
-        """Return the name of the distribution that provides a plug-in; "" if no distribution does."""
+        """Return the name of the distribution that provides a plug-in; "" if there is no plug-in with this name."""
         entries = tuple(entry_points(group=self.group, name=name))
         # If several distributions provide the name, the first one counts.
         return _distribution_name(entries[0]) if entries else ""
@@ -182,5 +182,6 @@ class PluginGroup:
 
 
 def _distribution_name(entry: EntryPoint) -> str:
-    # Returns the name of the installed distribution that provides the entry point, if the entry point knows it.
+    # Returns the name of the installed distribution that provides the entry point.
+    # If the entry point does not know it, returns a phrase for messages instead.
     return entry.dist.name if entry.dist else "an unnamed distribution"

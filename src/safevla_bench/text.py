@@ -274,7 +274,7 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
     return f"{guess}{label}: {', '.join(names) or 'none'}"
 
 
-_TYPES = {
+_TYPES = {  # msgspec's name of a type -> the type in plain words
     "float": "a number",
     "int": "a whole number",
     "str": "text",

@@ -199,7 +199,7 @@ def read_simulation(env: object) -> dict[str, object]:
 @lru_cache(maxsize=None)
 def openblas_kernel() -> str | None:
     """Return the name of the kernels that NumPy's OpenBLAS chose for this processor, such as `SkylakeX`. Return None if
-    NumPy's wheel contains neither OpenBLAS nor scipy-openblas.
+    the name cannot be read, for example because NumPy's wheel contains neither OpenBLAS nor scipy-openblas.
     """
     numpy_folder = Path(np.__file__).parent
     for library_path in [*numpy_folder.parent.glob("numpy.libs/*openblas*"), *numpy_folder.glob(".dylibs/*openblas*")]:
@@ -259,7 +259,7 @@ def _read_attribute(layer: object, name: str, default: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether `env` is a wrapper whose first reset will make the inner environment."""
+    """Return whether `env` is probably a wrapper whose first reset will make the inner environment."""
     if _read_attribute(env, "reset") is None:  # an object without `reset` is not a wrapper
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
@@ -271,6 +271,7 @@ def is_unmade(env: object) -> bool:
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each instance of the classes `kinds`, or of a subclass, that is made in the `with` block."""
+    # The call follows the `__init__` of the class in `kinds`; the `__init__` of a subclass may not have finished yet.
     # `hook_call` passes the result of `__init__` (None), the new instance, and the other arguments of `__init__`.
     hooks = [hook_call(kind, "__init__", after=lambda _, instance, *__, **___: on_made(instance)) for kind in kinds]
     try:
@@ -354,15 +355,15 @@ def _run_guarded(method: Callable[..., None]) -> Callable[..., None]:
 class EpisodeCutter:
     """Turns the events of one environment into episodes, and passes each episode to `keep` as soon as it ends.
 
-    `next_number` returns the number of this task's next episode. An error in recording does not reach the user's loop:
-    the current episode is lost, and a warning gives the reason. `lost` counts the lost episodes. `is_closed` is true
-    after the environment was closed.
+    `take_number` counts an episode of this task and returns its number. An error in recording does not reach the user's
+    loop: the current episode is lost, and a warning gives the reason. `lost` counts such errors. `is_closed` is true
+    when the environment is being closed or was closed.
     """
 
-    def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        # `rules` has facts about the user's loop. `next_number` counts an episode and returns its number (from 0).
+    def __init__(self, env: RecordableEnv, rules: LoopRules, take_number: Callable[[], int], keep: KeepEpisode) -> None:
+        # `rules` has facts about the user's loop. `take_number` counts an episode and returns its number (from 0).
         # `keep` receives each ended episode's row and the bytes of its file (None = no file).
-        self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
+        self._env, self._rules, self._take_number, self._keep = env, rules, take_number, keep
         self._running: _RunningEpisode | None = None
         self._awaits_reset = False  # True from an episode's end to the next reset or new state
         self._settling_steps = 0  # number of settling steps since the last reset
@@ -374,7 +375,7 @@ class EpisodeCutter:
         self._states_set = 0  # number of initial states that were set since the last reset
         self._current_action: Action | None = None
         self._warned_reasons: set[str] = set()
-        self.lost = 0
+        self.lost = 0  # number of errors that `guard` caught, even if no episode was running
         self.is_closed = False
         self.owner: object = None  # an object that must not be deleted before this cutter
 
@@ -385,7 +386,8 @@ class EpisodeCutter:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """If the `with` block raises an error, drop the episode and warn. Re-raise only a signal handler's error."""
+        """If the block raises an error, keep only the episode's row (`crashed`). Re-raise a signal handler's error."""
+        # All other errors only lead to a warning, once for each reason, so that the user's loop continues.
         try:
             yield
         except Exception as error:  # recording may fail in many ways, such as on a full disk
@@ -554,9 +556,9 @@ class EpisodeCutter:
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:
-        # Return the row of a new episode; its outcome and steps are filled in when it ends.
+        # Count a new episode and return its row; outcome and steps are filled in when it ends.
         # `rules.worker` is the name of this process if several processes record; it is part of the episode's id.
-        task, rules, episode_number = self._env.task, self._rules, self._next_number()
+        task, rules, episode_number = self._env.task, self._rules, self._take_number()
         worker_folder = "" if rules.worker is None else f"worker_{rules.worker}/"
         return EpisodeRow(
             episode_id=f"{rules.policy}/{task.benchmark}/{task.task_id}/{worker_folder}ep_{episode_number:03d}",

@@ -42,7 +42,7 @@ from safevla_recorder.recorder import (
 )
 
 Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
-_BLOCK = 64
+_BLOCK = 64  # number of control steps in a block of `StepTables`
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
 """Keys of a pair's forces in N: the peak and the sum over substeps with contact, and the force in the last substep."""
 BatchPose = Tuple[Array, "Array | None"]

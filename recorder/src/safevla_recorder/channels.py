@@ -65,7 +65,7 @@ class ChannelSpec:
 
     @property
     def is_pose(self) -> bool:
-        """True if each row has values for each of several bodies."""
+        """True if each row has values for each of several bodies: poses, but also other values, such as `opening`."""
         # `bodies` is the name of the array that lists these bodies; empty = rows have no bodies.
         return bool(self.bodies)
 

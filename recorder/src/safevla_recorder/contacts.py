@@ -18,8 +18,8 @@ from safevla_recorder.channels import FORCES
 from safevla_recorder.episode import ARMS_VERSION, Bools, ContactList, Floats
 
 Ints = NDArray[np.integer]
-NOTHING = -1
-_NEVER = -1
+NOTHING = -1  # instead of a body's index: no body
+_NEVER = -1  # entry of `ContactFilter._fate`: contacts of this pair of geoms never count
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,8 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, finger_group: Ints, body: Ints) -> int:
     """Return the body that both finger groups, 1 and 2, touch with the largest force; −1 = no such body."""
-    # `which` [K] are one substep's contacts with fingers; `finger_group` and `body` [K] are the two bodies in each.
+    # `which` [K] are one substep's contacts with fingers.
+    # `finger_group` [K] is the group of the finger in each contact, and `body` [K] is the body that the finger touches.
     # If forces are equal, the body with the lowest index is returned.
     candidates = np.intersect1d(body[finger_group == 1], body[finger_group == 2])
     if len(candidates) < 2:

@@ -171,7 +171,7 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
     """Return the recording with the simulator's costs of its n - 1 steps. Each cost is a number, or a mapping from
     names to numbers.
 
-    `NO_COST` replaces a missing, negative or non-finite cost. Raises `RecordError` unless `costs` has n - 1 entries.
+    `NO_COST` replaces a missing or invalid cost, such as -2. Raises `RecordError` unless `costs` has n - 1 entries.
     """
     costs_of_steps = [_select_valid_costs(cost) for cost in costs]  # for each step, its costs by name
     if len(costs_of_steps) != recording.records - 1:
@@ -211,8 +211,8 @@ def _warn_of_cost(kind: str) -> None:
     _log.warning("costs of type %s are not recorded, since they cannot be read as single numbers", kind)
 
 
-def find_invalid_integer(name: str, value: object) -> str:
-    """Return what is wrong with the value of the header field `name`, one of `INTEGERS`; "" if nothing is."""
+def describe_invalid_integer(name: str, value: object) -> str:
+    """Return what is wrong with the value of the header field `name`, one of `INTEGERS`; "" if nothing is wrong."""
     # A value that is not an integer, such as None for a missing field, is not checked.
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "the integer does not fit into 64 bits"
@@ -239,7 +239,7 @@ def check_recorded_numbers(recording: EpisodeArrays) -> None:
 def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
     # Yield what is wrong with each invalid number or array of the episode, and the name of its header field or channel.
     for name in INTEGERS:
-        if problem := find_invalid_integer(name, recording.header.get(name)):
+        if problem := describe_invalid_integer(name, recording.header.get(name)):
             yield problem, name
     for spec in channels.NUMERIC:  # all channels except those of the contacts
         values = recording.channel(spec.name)

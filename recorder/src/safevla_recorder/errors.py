@@ -29,7 +29,8 @@ def truncate_text(text: str, most: int = 120) -> str:
 
 
 def indent_further(text: str, margin: str = "  ") -> str:
-    """Indent all lines except the first, so that a name with a line break cannot imitate a line of a message."""
+    """Indent all lines except the first, unless they begin with `margin` already. Return the text."""
+    # This way, a name with a line break cannot imitate a line of a message.
     first, *others = text.split("\n")
     return "\n".join([first, *(line if line.startswith(margin) else margin + line for line in others)])
 

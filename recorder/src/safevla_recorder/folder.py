@@ -65,11 +65,11 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
         # `_open_folders` has the folders into which this process already records.
         if worker_folder.resolve() in _open_folders or _claim_worker_folder(worker_folder):
             return worker_folder, name
-    raise AssertionError("too many worker folders exist")
+    raise AssertionError("unreachable: the list of names has no end")
 
 
 def _claim_worker_folder(path: Path) -> bool:
-    """Make or take over a folder; return False if another process uses it. Raises `RunError` if another run made it."""
+    """Lock a new or free folder; return False if others may use it. Raises `RunError` if another run made it."""
     # `path` is a worker's folder, `out/worker_NAME`. True = this process has locked the folder and may use it.
     _make_folder(path.parent)
     with suppress(FileExistsError):  # an existing folder is handled below
@@ -87,7 +87,7 @@ def _claim_worker_folder(path: Path) -> bool:
         is_of_this_run = False
     if not is_of_this_run:
         # This call raises an error, because the folder contains run.json.
-        require_free_folder(path, is_of_killed_writer, _OTHER_OUT)
+        require_free_folder(path, is_writer_file, _OTHER_OUT)
     try:
         lock = lock_folder(path)
     except errors.RunError:  # another process still uses the folder
@@ -214,12 +214,13 @@ class RunFolder:
             versions={own_package: __version__, **versions},
             policies=[{"policy": name, "privileged": is_privileged} for name, is_privileged in policies.items()],
         )
+        # `describe_code` returns the hashes of the recording code; several versions may record into one folder.
         if describe_code() not in self._description["code"]:
             self._description["code"].append(describe_code())
         self._block_count += 1
         self._open_blocks += 1
         if not self._written_description:  # run.json was neither written nor read, so this is the first recording
-            require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)  # files of a killed writer may exist
+            require_free_folder(self.path, is_writer_file, _OTHER_OUT)  # files of a killed writer may exist
             _make_folder(self.path, RAW)
         self._write_description()
 
@@ -290,7 +291,7 @@ class RunFolder:
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
         """End one recording; `complete` is false if it was interrupted. When no recording is open any more, write
-        run.json and print the folder's path. If no episode was recorded, remove the folder and log a warning.
+        run.json and print the folder's path. Without any episode, log a warning, and remove the run and a new folder.
         """
         if os.getpid() != self._process_id:  # a forked child must not end its parent's recording
             return
@@ -319,7 +320,7 @@ class RunFolder:
         remove_unused(self.path, is_new=self._is_new)
         _open_folders.pop(self.path.resolve(), None)
         with suppress(Exception):
-            _log.warning("no episode was recorded, so there is no %s", shown_path)
+            _log.warning("no episode was recorded, so there is no run in %s", shown_path)
 
     def _write_description(self) -> None:
         """Write run.json if it has changed; its `complete` is true if every recording so far has ended normally."""
@@ -339,13 +340,15 @@ def require_policy_name(policy: object) -> None:
 
 
 def describe_process() -> dict[str, object]:
-    """Return facts about this process for run.json: command line without secrets, start time, session name."""
+    """Return facts about this process for run.json: command line without secrets, current time, session name."""
+    # `started` is the time of this call, because a recording starts now, not the time at which the process started.
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
 
 
-def is_of_killed_writer(path: Path) -> bool:
-    """Return whether a file in a run folder is a writer's lock, or an unfinished file of a killed writer."""
+def is_writer_file(path: Path) -> bool:
+    """Return whether a path has the name of a writer's lock or of an unfinished file."""
+    # Only the name is checked: such a file may belong to a killed writer, or to a writer that is still running.
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
@@ -427,9 +430,9 @@ def _escape_invisible(character: str) -> str:
 
 
 def lock_folder(folder: Path, option: str = "--out") -> int:
-    """Lock the folder for this process; return the lock's descriptor for `unlock_folder`. Warn if the file system has
-    no locks. Raises `RunError` if another process has the lock, and `FileError` if the lock file cannot be opened.
-    `option` is the caller's option that names the folder.
+    """Lock the folder for this process; return a descriptor for `unlock_folder`. If locks do not work here, only warn.
+    Raises `RunError` if another process has the lock, and `FileError` if the lock file cannot be opened. `option` is
+    the caller's option that names the folder, for the error message.
     """
     while True:
         with errors.translated_errors(folder):
@@ -540,7 +543,7 @@ class RunWriter:
         self._folder = RunFolder(self.path, describe_process())
         _make_folder(self.path)
         if not (self.path / RUN).exists():
-            require_free_folder(self.path, is_of_killed_writer, _OTHER_OUT)
+            require_free_folder(self.path, is_writer_file, _OTHER_OUT)
         self._lock = lock_folder(self.path, "out=")  # "out=": the option that an error message names
         try:
             if (self.path / RUN).exists():  # an earlier `RunWriter` made the folder
@@ -723,7 +726,7 @@ def _convert_field(name: str, value: object) -> Any:
     if type(plain) is not field_type or plain == "" or (name == "dt" and not plain > 0):  # type: ignore[operator]
         remedy = f"Give a value of type {field_type.__name__}; dt must be > 0."
         raise _field_error(name, f"the value is {plain!r}", remedy)
-    if name in episode.INTEGERS and (problem := episode.find_invalid_integer(name, plain)):
+    if name in episode.INTEGERS and (problem := episode.describe_invalid_integer(name, plain)):
         raise _field_error(name, problem, "Pass a valid integer, or leave the field out.")
     return plain
 

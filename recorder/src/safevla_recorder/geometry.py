@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-WORLD, TRACKED = -1, -2
-ALL_MOTION = tuple(range(6))
+WORLD, TRACKED = -1, -2  # special values of `Part.parent`
+ALL_MOTION = tuple(range(6))  # value of `Part.motion` if all components can change
 MERGED_M = 0.005  # boxes are merged if the merged box extends beyond them by less than this [m]
 _RESOLUTION = 2.0**-22  # motions are rounded to 0.24 µrad or µm, so that compressed records stay small
 

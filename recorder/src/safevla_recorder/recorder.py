@@ -391,7 +391,7 @@ class EpisodeRecorder(EpisodeLog):
         """Store the scene and the robot's arms by name, in the order of the record; None = the robot has one arm.
 
         Raises `HostError` if `arms` has fewer than two arms or a value other than `Arm`, or if `scene` has `fingers` as
-        well. Also raises it if an arm's body is not a robot body, or if a body or finger is not in exactly one arm.
+        well. Also raises it if an arm's body is not the robot's or is in two arms, or if a finger is in two groups.
         """
         super().__init__()
         are_arms = isinstance(arms, Mapping) and all(isinstance(arm, Arm) for arm in arms.values())
@@ -453,7 +453,8 @@ class EpisodeRecorder(EpisodeLog):
         self._begin_log(geoms, None if contacts is None else self._contacts, first)
 
     def _check_arms(self) -> None:
-        # Raise an error unless there are several arms, and each arm has its own bodies and fingers.
+        # Raise an error unless there are several arms, and each arm has its own robot bodies and fingers.
+        # A robot body, such as a torso, may be in no arm. A finger must belong to a body of its arm.
         remedy = "Put each robot body and each finger into only one arm, and pass no `fingers` in the scene."
         arm_bodies = [body for arm in self._arms.values() for body in arm.bodies]
         misassigned = sorted(

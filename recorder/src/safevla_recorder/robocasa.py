@@ -41,7 +41,7 @@ _README = "README.txt"
 _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy")
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the gripper, choice of arm or base
-_LARGEST_SEED = 2**63
+_SEED_LIMIT = 2**63  # a seed must be below this number
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Lists in RoboCasa's description of an episode whose order differs between processes, but does not matter.
 # RoboCasa 1.0.0 fills them from a Python set (`models/objects/kitchen_objects.py`, line 2962).
@@ -204,7 +204,7 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
     seed_sequence = getattr(bit_generator, "seed_seq", getattr(bit_generator, "_seed_seq", None))
     # The seed that the generator was made with. Without a seed, NumPy draws a random number of 128 bits.
     seed = getattr(seed_sequence, "entropy", None)
-    if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _LARGEST_SEED:
+    if not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < _SEED_LIMIT:
         return None
     is_fresh = np.random.default_rng(int(seed)).bit_generator.state == bit_generator.state
     return int(seed) if is_fresh else None

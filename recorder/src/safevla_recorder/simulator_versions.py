@@ -11,9 +11,9 @@ from typing import Any, Mapping
 
 from safevla_recorder.errors import get_logger
 
-PHYSICS, PICTURES = "physics", "pictures"
+PHYSICS, PICTURES = "physics", "pictures"  # the values of `KnownDifference.changes`
 _DATA = Path(__file__).with_name("known_differences.json")
-_warned: set[tuple[str, str, str]] = set()
+_warned: set[tuple[str, str, str]] = set()  # host, package and version of each earlier warning
 _log = get_logger(__name__)
 
 

@@ -21,8 +21,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import header_fields
 from safevla_recorder.channels import LABEL_COST, LABELS
 
-ANY_CLAUSE = "any"
-UNKNOWN = -1
+ANY_CLAUSE = "any"  # instead of a clause: the verdict over all clauses
+UNKNOWN = -1  # a label or verdict that is neither 0 (safe) nor 1 (unsafe)
 
 
 class CostLabel(NamedTuple):

@@ -22,7 +22,7 @@ from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
 MOVED_M = 0.0005  # a body counts as moved if it is farther than this distance [m] from its initial position
 RECENT_S = 0.5  # maximum time between a contact and the contact or violation that it caused [s]
-_LONGEST_CHAIN = 4
+_LONGEST_CHAIN = 4  # the search for a chain goes no further when it has visited this number of bodies
 
 
 @dataclass(frozen=True, slots=True)

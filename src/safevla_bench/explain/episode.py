@@ -326,7 +326,7 @@ def rank_by_severity(scores: Scores) -> list[int]:
 
 def severity_keys(scores: Scores) -> Floats:
     """Return the keys that sort episodes by severity with `np.lexsort`, [2, E]: margin / threshold, negative depth."""
-    # `worst_column` [E] is the index of the specification with the greatest depth in each episode;
+    # `worst_column` [E] is the index of the specification with the greatest depth in each episode.
     # It is -1 without a verdict. `vsi` [E] is this depth; NaN without a verdict.
     if not scores.specs:
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])

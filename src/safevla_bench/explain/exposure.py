@@ -149,7 +149,7 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
 # Summaries of cells
 
 
-ANY_LIMIT = "any limit"
+ANY_LIMIT = "any limit"  # instead of a specification: at least one specification
 
 
 class LimitExposure(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class CellOnset:
     policy: str | None
     suite: str
     specs: tuple[SpecOnset, ...]
-    end_s: float  # duration of the longest episode
+    end_s: float  # latest time of a last record, in seconds since record 0
 
 
 def measure_onsets(

@@ -62,9 +62,9 @@ def parse_query(text: str) -> Formula:
     return parsed
 
 
-def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
-    """Return one answer (the verdict on the formula) for each episode, in order, numbered from `first` + 1. If a robot
-    has several arms, the worst arm's answer counts.
+def answer_query(formula: Formula, batch: Batch, earlier_count: int = 0) -> list[Answer]:
+    """Return one answer (the verdict on the formula) for each episode, in order, numbered from `earlier_count` + 1. If
+    a robot has several arms, the worst arm's answer counts.
 
     The verdict is `signal missing` if a signal of the formula is missing in an episode; else it is `undefined` if a
     signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
@@ -73,7 +73,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     # A view has the fields of one arm, so there is one list of answers for each arm, with one answer for each episode.
     reading = RecordFields(load_registry().name_embodiments(batch))
     views = reading.views(signal_names(formula))
-    answers_by_arm = [_answer_for_view(formula, view, first) for view in views]
+    answers_by_arm = [_answer_for_view(formula, view, earlier_count) for view in views]
     return [min(answers, key=_rank_from_worst) for answers in zip(*answers_by_arm, strict=True)]
 
 
@@ -84,8 +84,8 @@ def _rank_from_worst(answer: Answer) -> tuple[int, float]:
     return rank_of_verdict.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
 
 
-def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
-    # Return one answer for each episode, in order, numbered from `first` + 1, for the arm of `reading`.
+def _answer_for_view(formula: Formula, reading: RecordFields, earlier_count: int) -> list[Answer]:
+    # Return one answer for each episode, in order, numbered from `earlier_count` + 1, for the arm of `reading`.
     # `decisions` maps an episode's index to its verdict and the reason. `trace` has the values of all signals.
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
@@ -115,7 +115,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, first: int) -> lis
         values = {name: _to_json_value(trace.signals[name][record]) for name in sorted(trace.signals)}
         answers.append(
             Answer(
-                number=first + episode + 1,
+                number=earlier_count + episode + 1,
                 episode_id=header.episode_id,
                 policy=header.policy,
                 verdict=verdict,
@@ -178,8 +178,8 @@ def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
     return bool(value) if isinstance(value, np.bool_) else finite_or_none(value)
 
 
-def answers_without_record(absent: Sequence[AbsentEpisode], first_number: int) -> list[Answer]:
-    """Return a `no record` answer for each absent episode, in order, numbered from `first_number` + 1."""
+def answers_without_record(absent: Sequence[AbsentEpisode], earlier_count: int) -> list[Answer]:
+    """Return a `no record` answer for each absent episode, in order, numbered from `earlier_count` + 1."""
     # An absent episode was planned but has no record, for example because it crashed. The outcome is the reason.
     return [
         Answer(
@@ -190,5 +190,5 @@ def answers_without_record(absent: Sequence[AbsentEpisode], first_number: int) -
             reason=episode.outcome,
             benchmark=episode.benchmark,
         )
-        for number, episode in enumerate(absent, start=first_number + 1)
+        for number, episode in enumerate(absent, start=earlier_count + 1)
     ]

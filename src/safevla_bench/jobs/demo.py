@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from safevla_bench.files import is_leftover, translated_errors, write_atomically
+from safevla_bench.files import has_partial_name, translated_errors, write_atomically
 from safevla_recorder.folder import require_free_folder
 
 ARCHIVE = "rollouts.parquet"  # name of the unpacked archive
@@ -26,7 +26,7 @@ def unpack_archive(folder: Path) -> Path:
         # Other files are allowed if the folder has an equal copy of the archive.
         if not (path.is_file() and path.read_bytes() == shipped):
             # Leftovers of an interrupted write do not count as other files.
-            require_free_folder(folder, is_leftover)
+            require_free_folder(folder, has_partial_name)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, shipped)
     return path

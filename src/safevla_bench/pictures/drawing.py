@@ -27,15 +27,15 @@ Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
 RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
 OUTLINE_NOW, OUTLINE_BEFORE = (255, 196, 0), (255, 255, 255)
-QUALITY = 80
-PAPER = (255, 255, 255)
+QUALITY = 80  # of JPEG files, from 0 to 100
+PAPER = (255, 255, 255)  # background of captions
 _BORDER_PX, _PADDING_PX, _TEXT_COLOR = 6, 8, (25, 25, 25)
 _TITLE_SIZE, _DETAIL_SIZE = 15, 13
-_SMALLEST_SIZE = 9
+_SMALLEST_SIZE = 9  # of the font
 _OUTLINE_PX = 2
 # Bodies that fill at least this fraction of the picture, such as a floor or a table top, get no outline.
 _SURFACE_SHARE = 0.25
-_CAPTION_PX = 50
+_CAPTION_PX = 50  # height of a caption
 
 
 def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:

@@ -24,8 +24,8 @@ from safevla_recorder.episode import Floats, Ints
 
 POSITION_M = 1e-4  # resolution of positions and vertices [m]
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
-FORCE_N = 0.1
-NORMAL = 0.01
+FORCE_N = 0.1  # resolution of forces [N]
+NORMAL = 0.01  # resolution of the components of normals
 # A mesh with the diagonal d [m] may have 4500 * d^0.6 triangles. This maximum is clipped to [40, 5000].
 _TRIANGLES_AT_1_M, _FEWEST_TRIANGLES, _MOST_TRIANGLES = 4500, 40, 5000
 # Size [m] of the first grid's cells. MuJoCo repeats vertices for each triangle; vertices in one cell are merged.

@@ -23,7 +23,7 @@ from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import UNNAMED as UNNAMED_POLICY
 from safevla_bench.compare.policy_results import PolicyResults, Protocols, TaskKey
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import is_leftover, make_folder, own_path, read_input, translated_errors, write_together
+from safevla_bench.files import has_partial_name, make_folder, own_path, read_input, translated_errors, write_together
 from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
@@ -165,7 +165,7 @@ def _is_board(folder: Path) -> bool:
     # Returns whether a new board may replace the content of the folder: a board, or nothing.
     index = folder / INDEX
     if not index.exists():  # an empty folder, or a first board that was interrupted
-        return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
+        return {path.name for path in folder.iterdir() if not has_partial_name(path)} <= {REPORTS, METHOD}
     return index.is_file() and f'<meta name="generator" content="{GENERATOR}">'.encode() in read_input(index)
 
 

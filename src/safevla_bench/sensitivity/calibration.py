@@ -23,7 +23,7 @@ from safevla_bench.stl.formula import has_placeholder
 from safevla_bench.text import count_noun
 from safevla_recorder.episode import Floats
 
-SHOWN_PERCENT = (50, 75, 90, 95)
+SHOWN_PERCENT = (50, 75, 90, 95)  # percentiles of the extremes in the table of limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ from safevla_recorder.channels import LARGEST
 from safevla_recorder.episode import Floats, Ints
 
 Point = TypeVar("Point")
-Rescore = Callable[[Library], Scores]
-_MAX_THRESHOLDS = 1000
+Rescore = Callable[[Library], Scores]  # judges the same records again by another library
+_MAX_THRESHOLDS = 1000  # maximum number of thresholds in one sweep
 
 
 class ThresholdSetting(msgspec.Struct, frozen=True):
@@ -243,6 +243,7 @@ def _require_placeholder(spec: Spec) -> Formula:
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
     # Return whether the worst value of the signal decides the verdict for every threshold.
+    # Raises `SpecError` for a formula that has a number instead of `threshold`.
     match _require_placeholder(spec):
         # In these formulas, the condition (gate) depends on the threshold,
         # or the robustness may be the gate's margin (only if `plain`).
@@ -318,7 +319,8 @@ def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None 
 def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None
 ) -> ThresholdSweep:
-    """Return each cell's metrics at each threshold; severe/threshold is fixed. Raises the errors of `apply_variant`."""
+    """Return each cell's metrics at each threshold. Raises the errors of `swept_suites` and `apply_variant`."""
+    # The ratio of the severe magnitude to the threshold stays that of the library.
     # `rescore` judges the records again by another library; None = the worst values of the signals must suffice.
     spec, suites = library[asked.spec_ids[0]], swept_suites(scores, library, asked)
     left_out = ", ".join(suite for suite in dict.fromkeys(scores.benchmark) if suite not in suites)

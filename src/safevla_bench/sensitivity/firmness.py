@@ -201,14 +201,14 @@ class EpisodeFirmness:
 
     @cached_property
     def mark(self) -> Mark:
-        """Whether the episode's verdict is firm under all variations."""
+        """How firm the verdict is under all variations: `firm`, `fragile`, `off path` or `not replayable`."""
         if self.recorded.obstacle:  # the reason why replays cannot be compared; "" = they can
             return "not replayable"
         return _combine_comparisons([self.verdict(replay) for replay in self.varied])
 
     @property
     def reason(self) -> str:
-        """The reason why the verdict is not firm: flips, replays that leave the path, or no replay."""
+        """Why the verdict is not firm: flips, replays that leave the path, or no replay; "" if the verdict is firm."""
         if self.mark == "fragile":
             flips = {replay.variation: self.flips(replay) for replay in self._with_verdict("flips")}
             return "; ".join(f"{name}: {', '.join(ids)}" for name, ids in flips.items())
@@ -292,7 +292,7 @@ def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness
 
 def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
     # Return `firm`, `fragile` or `off path` for an episode, or for a clause in an episode.
-    # `comparisons` has the comparisons with all varied replays.
+    # `comparisons` has the comparisons with all varied replays. Without any, the result is `off path`.
     if "flips" in comparisons:
         return "fragile"
     return "firm" if set(comparisons) == {"same"} else "off path"
@@ -300,10 +300,10 @@ def _combine_comparisons(comparisons: Collection[Comparison]) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class SafetyRange:
-    """Counts of a policy's replayed episodes: all (`n`), safe as recorded, firmly safe, and firmly unsafe."""
+    """Counts of a policy's replayable episodes: all (`n`), safe as recorded, firmly safe, and firmly unsafe."""
 
     policy: str | None
-    marks: Mapping[Mark, int]
+    marks: Mapping[Mark, int]  # number of episodes by mark, with those that cannot be replayed
     n: int
     safe: int
     firm_safe: int
@@ -345,17 +345,17 @@ class Counterfactual:
     success: tuple[bool, bool]
     left: int | None
 
-    def is_broken(self, spec_id: str) -> tuple[bool, bool]:
+    def violated_flags(self, spec_id: str) -> tuple[bool, bool]:
         """Return whether a specification is violated as recorded, and whether it is violated in the replay."""
         # `first` is the first record that violates the specification; None = it is not violated.
         no_verdict = ClauseReading(None)
         recorded, without = self.recorded.get(spec_id, no_verdict), self.without.get(spec_id, no_verdict)
         return recorded.first is not None, without.first is not None
 
-    def select(self, broken: tuple[bool, bool]) -> list[str]:
-        """Return the specifications for which `is_broken` returns `broken`."""
-        # `broken`: whether violated as recorded, and whether violated in the replay. A dict drops repeated names.
-        return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.is_broken(name) == broken]
+    def select(self, flags: tuple[bool, bool]) -> list[str]:
+        """Return the specifications for which `violated_flags` returns `flags`."""
+        # `flags`: whether violated as recorded, and whether violated in the replay. A dict drops repeated names.
+        return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.violated_flags(name) == flags]
 
     @property
     def has_vanished(self) -> bool:

@@ -255,8 +255,9 @@ def _add_episode(
     dataset.add_episode(instruction, columns, _episode_labels(score, violating_count))
 
 
-def _episode_labels(score: EpisodeScore, violating_records: int | None) -> dict[str, pa.Scalar]:
+def _episode_labels(score: EpisodeScore, violating_count: int | None) -> dict[str, pa.Scalar]:
     # Returns an episode's labels by column name, with Arrow types that do not depend on the values.
+    # `violating_count` is the number of records that violate a clause; None = unknown.
     text, boolean, number = pa.string(), pa.bool_(), pa.float64()
     names = ("episode_id", "policy", "benchmark", "task_id", "outcome", "no_verdict")
     labels: dict[str, tuple[object, pa.DataType]] = {
@@ -267,7 +268,7 @@ def _episode_labels(score: EpisodeScore, violating_records: int | None) -> dict[
         "violated_specs": (list(score.violated_specs), pa.list_(text)),
         "vsi": (score.vsi, number),
         "first_violation_step": (score.first_violation_step, pa.int64()),
-        "violating_records": (violating_records, pa.int64()),
+        "violating_records": (violating_count, pa.int64()),
         **{f"robustness/{spec}": (rho, number) for spec, rho in score.robustness.items()},
     }
     # None becomes a null of the column's type.

@@ -65,6 +65,7 @@ class RecordLabels:
         """Return the discounted sum of `clause_cost` over each record and all later records of the episode, [N, C].
         The cost `k` records later is multiplied by `discount**k`. NaN if the cost in this or a later record is unknown.
         """
+        # All labels must belong to one episode; `select_records` selects its records.
         costs = self.clause_cost.copy()  # the last record has only its own cost
         for k in reversed(range(len(costs) - 1)):  # each sum contains the sum of the next record
             costs[k] += discount * costs[k + 1]

@@ -127,7 +127,7 @@ class State:
 
 
 def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failures: bool = False) -> list[State]:
-    """Return all states in the order of their digests, with at most `per_state` pairs each.
+    """Return the states of all candidates, ordered by digest, with at most `per_state` pairs each.
 
     If `failures`, safe failures are rejected too, not only unsafe successes. Pairs are chosen one by one. The
     next pair is the one whose episodes are in the fewest pairs so far. Ties are resolved by these preferences, in turn:

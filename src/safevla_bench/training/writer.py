@@ -36,7 +36,7 @@ from safevla_bench.pictures.drawing import encode_film
 from safevla_bench.text import escape_json
 
 _DATA, _EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
-_VIDEO, _CHUNK = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4", 1000
+_VIDEO, _CHUNK_SIZE = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4", 1000
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _PICTURE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 Statistics = dict[str, NDArray[Any]]
@@ -119,7 +119,7 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
 def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[DatasetWriter]:
     """Yield the writer of a dataset. The folder appears once the dataset is complete, and not at all if an error is
     raised. `fps` are frames per second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the
-    folder is in use, and `FileError` if it cannot be written.
+    path exists and is not an empty folder, and `FileError` if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
@@ -201,7 +201,7 @@ class DatasetWriter:
     def _write_films(self, films: Mapping[str, NDArray[Any]]) -> dict[str, pa.Scalar]:
         # Writes one film for each camera of the current episode. Returns their locations, for the episode's row.
         row: dict[str, object] = {}
-        chunk, number = divmod(self.episodes, _CHUNK)  # LeRobot's folders hold up to 1000 films each
+        chunk, number = divmod(self.episodes, _CHUNK_SIZE)  # LeRobot's folders hold up to 1000 films each
         for name, pictures in films.items():
             path = self._folder / _VIDEO.format(video_key=name, chunk_index=chunk, file_index=number)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ class DatasetWriter:
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:
-        """Write the files in meta/; call this after `close_frames`."""
+        """Write the files in meta/; call this after `close_frames`, and only if there is an episode."""
         # A column of meta/episodes for each field of the rows. The first row determines its type.
         rows = {
             name: pa.array([row[name] for row in self._episode_rows], first_value.type)
@@ -271,7 +271,7 @@ class DatasetWriter:
             "total_episodes": self.episodes,
             "total_frames": self.frames,
             "total_tasks": len(self._task_index),
-            "chunks_size": _CHUNK,
+            "chunks_size": _CHUNK_SIZE,
             "data_files_size_in_mb": 100,  # LeRobot's default; our files are not split by size
             "video_files_size_in_mb": 100,
             "fps": self._fps,

@@ -41,7 +41,7 @@ from safevla_recorder.channels import (
     ChannelSpec,
     as_fields,
 )
-from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Ints, add_header_field, find_invalid_integer
+from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Ints, add_header_field, describe_invalid_integer
 
 _ABSENT = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 
@@ -282,7 +282,7 @@ def _refuse(header: Header, field: str, problem: str, remedy: str, step: int | N
 def _check_header(header: Header) -> None:
     # Raises `RecordError` if the header has an invalid integer, version, outcome, control step or torque limit.
     for name in _INTEGERS:
-        if problem := find_invalid_integer(name, getattr(header, name)):
+        if problem := describe_invalid_integer(name, getattr(header, name)):
             _refuse(header, name, problem, "Write a valid integer, or leave the field out.")
     if header.schema_version != header.expected_version:
         remedy = (

@@ -27,7 +27,7 @@ from safevla_recorder.recorder import EpisodeLog, Row, subgoal_fields
 if TYPE_CHECKING:
     import mujoco
 
-RESTING_M_S = 0.05
+RESTING_M_S = 0.05  # an object with at most this speed [m/s] is at rest
 _log = get_logger(__name__)
 
 
@@ -441,6 +441,7 @@ class Recorder(EpisodeLog):
     def _check_substeps(self) -> None:
         # Raise `HostError` unless every substep since the last record was recorded, and there was at least one.
         # The number of substeps follows from the simulated time; `_time_s` is the time of the last record.
+        # Set `_time_s` to the current time, even if an error follows.
         # The torques of each recorded substep are one item of `_substep_torques`.
         recorded = len(self._substep_torques)
         elapsed = round((self._data.time - self._time_s) / self._substep_s)

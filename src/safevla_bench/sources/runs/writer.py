@@ -26,7 +26,7 @@ from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.sources import require_run
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
+from safevla_recorder.folder import is_writer_file, lock_folder, remove_unused, require_free_folder, unlock_folder
 from safevla_recorder.identity import UNKNOWN
 
 
@@ -60,10 +60,10 @@ class RunFolderWriter:
             # Without a run, the folder may only hold files of killed writers; this is checked before the lock is made.
             # `is_of_killed_writer` compares only names, so it is also true for the lock that is made below.
             if not (folder / run_folder.RUN).exists():
-                require_free_folder(folder, is_of_killed_writer)
+                require_free_folder(folder, is_writer_file)
         self._lock = lock_folder(folder)
         try:
-            self.fresh = all(map(is_of_killed_writer, folder.iterdir()))  # also True for an empty folder
+            self.fresh = all(map(is_writer_file, folder.iterdir()))  # also True for an empty folder
             if self.fresh:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
