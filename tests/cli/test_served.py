@@ -69,7 +69,7 @@ def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, t
 
     with websockets(handle) as peer:
         code, _, err = safevla(
-            "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run"
+            "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run"
         )
     assert code == 0
     assert "volatile.policies_say" in err
