@@ -22,7 +22,7 @@ from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES, archive_diges
 from safevla_bench.text import NO_VALUE
 
 INDEX = "safevla-runs.html"  # file name of the index, in the folder of runs
-MOST_RUNS = 1000
+MOST_RUNS = 1000  # the index lists at most this number of runs
 # Number of folder levels that are searched for runs: 3 levels include RUNS/a/b/run.
 _MAX_DEPTH = 3
 
@@ -137,7 +137,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
 
 
 def describe_report(folder: Path) -> Iterator[str]:
-    """Yield remarks on a run's report: the records are newer than the report, or non-default rules judged the run."""
+    """Yield remarks on a run's report: the records differ from the judged ones, or non-default rules judged the run."""
     with suppress(SafevlaError):  # if the run cannot be read, the page shows the error
         if _is_run(folder):
             digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()

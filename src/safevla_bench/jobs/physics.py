@@ -334,7 +334,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     without = _judge_replay(replayed, header, judged.ruleset)
     return firmness.Counterfactual(
         cause=cause.phrase,
-        elapsed_s=(_name_times(episode, recorded, left), _name_times(replayed, without, None)),
+        elapsed_s=(_find_times(episode, recorded, left), _find_times(replayed, without, None)),
         recorded=recorded,
         without=without,
         success=(bool(header.success), bool(successes and successes[-1])),
@@ -342,7 +342,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     )
 
 
-def _name_times(
+def _find_times(
     episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
 ) -> dict[int, float]:
     # Return record -> time since record 0 [s], for the first violation of each specification (clause).
@@ -353,6 +353,7 @@ def _name_times(
 
 def _edit_actions(episode: batch.Batch, cause: Cause, still: Floats) -> Floats:
     # Return the actions [T', A] without the cause. `still` [A] is the action that moves nothing.
+    # Raise `RunError` if a change of actions is impossible or, for `hold`, would have no effect.
     actions = episode.action.episode_rows(0)
     edited = cause.edit(actions, still)  # `edited is actions` if the cause only changes the physics
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:

@@ -35,7 +35,7 @@ class ActionStatistics:
     count: int
     largest: Floats  # largest magnitude of each component, [A]
     beyond: Floats  # for each component, the number of values beyond ±1, [A]
-    saturated: int  # number of the arm's values at ±1 or beyond
+    saturated: int  # number of the arm's values with a magnitude of `SATURATED` or more
     gripper: tuple[float, float]
     """Minimum and maximum gripper value; NaN if the task has no object to grip, or a script controls the gripper."""
     period: int | None
@@ -113,7 +113,8 @@ def measure_changes(executed: Floats, own: Floats, count: int) -> ActionChanges:
     """Return how a filter changed the policy's `own` actions to the actions `executed`, [N, A] each. `own` is empty if
     the filter changed nothing. `count` is the number of actions in the episode, even if none is recorded.
     """
-    if executed.shape != own.shape or not own.size:  # actions of different sizes cannot be compared
+    # Actions of different sizes cannot be compared, so no change is counted, as if the filter changed nothing.
+    if executed.shape != own.shape or not own.size:
         return ActionChanges(count)
     norms = np.linalg.norm(executed - own, axis=1)
     # The number of actions, the number of changed actions, and the sum of the norms of all changes
@@ -161,7 +162,7 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     # Yield at most one suspicious property of the range of the arm's values.
     # For each of x, y, z, roll, pitch and yaw: the largest magnitude, and the share of the actions beyond ±1
     largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
-    # Share of all values of the arm that are at ±1 or beyond
+    # Share of all values of the arm whose magnitude is `SATURATED` (almost 1) or more
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z
     # The largest value of RoboCasa's base and torso, which follow the gripper; 0 for robots without them.

@@ -52,7 +52,7 @@ class JudgedSource:
 
     @property
     def is_interrupted(self) -> bool:
-        """True if a planned episode is missing in the run."""
+        """True if run.json says that the run is not complete, so that planned episodes may be missing."""
         # `description` is the content of run.json. Archives have no `complete`, so they are not interrupted.
         return self.description.get("complete") is False
 
@@ -152,8 +152,8 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """If a run folder was originally judged by rules other than `ruleset`, return a list of one sentence. This sentence
-    compares the original Safety with `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
+    """If a run folder was originally judged by rules other than `ruleset`, return a list of one sentence. It has the
+    original Safety and, if given, `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
     """
     provenance = ruleset.provenance()
     # `original` has the scores that the run's own scores.json recorded, with the rules that judged them.
@@ -239,7 +239,7 @@ class Judged:
 
     @property
     def interrupted_run_count(self) -> int:
-        """Number of run folders that lack planned episodes."""
+        """Number of run folders whose run.json says that the run is not complete."""
         return sum(source.is_interrupted for source in self.sources)
 
     @property
@@ -347,6 +347,7 @@ class Judged:
             if "policies" not in source.description:  # an archive, not a run folder
                 continue
             # `repeats` counts the repeated requests and, in `other`, those with another answer.
+            # `BY_CHANCE` is a hint on comparisons of policies whose answers vary.
             for policy, repeats in run_folder.read_facts(source.path).repeated_answers.items():
                 name = source.policy_names.get(policy, policy)
                 note = f" {run_folder.BY_CHANCE}" if repeats.other else ""
@@ -493,7 +494,7 @@ class Judged:
         return registration.check_registrations(self.records.sources, self.provenance)
 
     def describe_registrations(self) -> list[str]:
-        """Return a sentence for each registration of the sources; [] if there are no registrations."""
+        """Return sentences on each registration, and on unregistered sources; [] if there are no registrations."""
         return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:

@@ -327,7 +327,7 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
 
 
 def split_cell(cell: Summary) -> tuple[SuiteClauses, SuiteClauses]:
-    """Return what `split_clauses` returns for the episodes of a cell."""
+    """Return two tuples of (suite, scored specification): those that judge an episode, and those that lack signals."""
     scored = [((cell.suite or "", spec.spec_id), spec) for spec in cell.specs if spec.tier == "safe"]
     judged = tuple(name for name, spec in scored if spec.active)
     return judged, tuple(name for name, spec in scored if any(SIGNAL_MISSING in read_reason(r) for r in spec.inactive))
@@ -376,7 +376,7 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
 
 
 def describe_clean_bound(n: int) -> str:
-    """If none of n episodes was unsafe, describe the upper end of the exact 95 % interval of the unsafe share.
+    """Describe the upper end of the exact 95 % interval of the unsafe share if none of n episodes was unsafe.
 
     Gates use the same interval. The interval of VSI has the same upper end.
 
@@ -392,7 +392,7 @@ def describe_clean_bound(n: int) -> str:
 
 
 def describe_activity(cell: Summary) -> list[str]:
-    """Return sentences on a cell's progress, its replays, and its episodes in which the robot touches nothing."""
+    """Return sentences on a cell's progress, its replays, and its episodes without engagement, as far as known."""
     sentences = list[str]()
     policy_and_suite = f"{cell.policy or 'a policy without a name'} on {cell.suite}"
     # `progress` and `engaged` are None if they are unknown for the cell.

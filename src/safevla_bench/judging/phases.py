@@ -99,6 +99,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
             own_columns += range(len(holds), len(holds) + len(opening_columns))
             holds += [opening[:, k, 0] >= float(match[2]) for k in opening_columns]
         if not own_columns:
+            # `code` is the kind of reason: no recorded sub-goal fits the component's patterns, or it has no patterns.
             code = NO_SUBGOAL_OF if component.predicates else NO_PREDICATE_OF
             return EpisodePhases(reason=write_reason(code, component.template), changes=changes)
         columns.append(own_columns)

@@ -47,7 +47,7 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
         *warn_of_standins({cell: summary.standin_assets for cell, summary in summary_of_cell.items()}),
         *warn_of_mixtures({cell: summary.simulator for cell, summary in summary_of_cell.items()}),
         *warn_of_divergence({cell: summary.diverged_replays for cell, summary in summary_of_cell.items()}),
-        *_warn_of_log_cells(summaries),
+        *_describe_log_cells(summaries),
         *_describe_left_out(left_out, recorded_count),
     )
 
@@ -87,7 +87,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
     """Return the warnings that need the scores of each episode, such as on unknown poses or suspicious actions."""
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
-    return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores), *warn_of_samples(scores)
+    return *differences, *unknown, *warn_of_actions(scores), *describe_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
@@ -316,7 +316,7 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def warn_of_changes(scores: Scores) -> tuple[str, ...]:
+def describe_changes(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with actions that a filter changed: how many, and by how much."""
     totals = {cell: join_changes(changes) for cell, changes in _group_by_cell(scores, scores.changes).items()}
     # The text of `total` says how many actions were changed, and by how much on average.
@@ -335,7 +335,7 @@ def warn_of_logs(scores: Scores) -> tuple[str, ...]:
     return _describe_logs(inactive_counts, log_count, suites)
 
 
-def _warn_of_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
+def _describe_log_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     # Return the same line as `warn_of_logs`, from summaries of cells.
     inactive: Counter[str] = Counter()
     episodes = 0

@@ -276,7 +276,8 @@ def _list_differences(
 
 
 def _follows_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
-    # Return whether a run follows the registered plan. `run` is the content of run.json, which may lack policies.
+    # Return whether a run has the options and policies of the registered plan. The episodes are compared elsewhere.
+    # `run` is the content of run.json, which may lack policies.
     document: dict[str, Any] = msgspec.to_builtins(registration)
     option_names = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     has_same_options = all(document[option] == run.get(option) for option in option_names)

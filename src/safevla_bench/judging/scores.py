@@ -643,6 +643,7 @@ class Scores:
         return None if column < 0 else self.specs[column].spec_id
 
 
+# Fields of `Scores` with one value per specification and episode, [S, E].
 _BY_SPEC = ("state", "reason", "rho", "depth", "extreme", "first", "unknown", "held", "watched")
 _OPTIONAL_COUNTS = ("unknown", "held", "watched")  # fields of `Scores`; None means that all counts are zero
 # Fields of `Scores` that do not have one entry per episode.
@@ -680,7 +681,7 @@ def decode_scores(content: bytes) -> Scores:
         # Counts that are None are zero, and `phases` is empty if phases were not judged.
         is_omitted = (name in _OPTIONAL_COUNTS and values is None) or (name == "phases" and not values)
         if shape != expected and not is_omitted:
-            raise ValueError(f"{name} does not have {episode_count} episodes")
+            raise ValueError(f"{name} has the shape {shape} instead of {expected} for {episode_count} episodes")
     are_states_valid = np.isin(scores.state, range(len(STATES))).all()
     are_reasons_valid = np.isin(scores.reason, range(len(scores.reasons))).all()
     if not are_states_valid or not are_reasons_valid:

@@ -274,7 +274,8 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
 
 
 def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> tuple[ActionStatistics | None, ...]:
-    # Return the statistics of each episode's actions, [E]; None for `noop`, and if the actions' limits are unknown.
+    # Return the statistics of each episode's actions, [E]; None for `noop`, and for no actions or absolute poses.
+    # Also None if the limits of the host's actions are unknown, or if the number of components is unusual.
     # Flags of each episode: absolute poses as actions; a policy that sees the simulator's state; replayed actions
     is_absolute, is_scripted, is_replay = (
         marks.mark_flags(batch, mark) for mark in (marks.ABSOLUTE, marks.PRIVILEGED, marks.REPLAY)
@@ -329,7 +330,7 @@ BINARY_MARGIN = 0.5  # robustness of a binary specification: + if it holds, - if
 _REMEDY_NO_VERDICT = (
     "Shorten the window, or pass --set missing=deactivate to leave the specification out of episodes without a verdict."
 )
-_MOST_EPISODES = 5
+_MOST_EPISODES = 5  # an error names at most this number of episodes
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,7 @@ class SpecVerdicts:
     """The signal's most critical value: nearest to the limit, or furthest beyond the limit. NaN if there is none."""
     first: Ints  # first violating record; -1 = no violation
     unknown: Ints
-    """Number of records in which an unknown pose makes a signal unknown; 0 if tags make the clause inactive."""
+    """Number of records in which an unknown pose makes a signal unknown; 0 if tags or missing fields bar the clause."""
     held: Ints
     """Number of records in which the clause's condition holds; 0 if there is no condition, or if it is not counted."""
     watched: Ints  # number of records in which the condition was examined
@@ -479,7 +480,7 @@ def _join_parts(parts: SpecVerdicts, episode_of_part: Ints, order: Ints, fold_co
 
 
 _DECIDED = ("state", "reason", "rho", "depth", "extreme")  # fields of `SpecVerdicts` that the deciding part determines
-_COUNTS = ("unknown", "held", "watched")
+_COUNTS = ("unknown", "held", "watched")  # fields of `SpecVerdicts` that count records of each episode
 
 
 def _judge_trace(

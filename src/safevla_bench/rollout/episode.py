@@ -79,7 +79,7 @@ def run_episode(
     on_step: OnStep | None = None,
     watch: Monitor | None = None,
 ) -> EpisodeOutcome:
-    """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the traceback. After an
+    """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the reason. After an
     invalid action, the outcome is `invalid_action`, which is a failure with a record. If `watch` is given, the first
     violation of a scored specification ends the episode as `stopped`. Raises `ServerLostError` if the episode may be
     restarted, `ServerRefusedError` if the policy's server cannot be used at all, and `KeyboardInterrupt`.

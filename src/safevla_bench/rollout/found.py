@@ -45,9 +45,9 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     successes: int
     crashed: int
     hits: int
-    best: float | None  # smallest value of the objective in a successful rollout; None if no rollout succeeded
+    best: float | None  # smallest value of the objective in a successful rollout; None if no rollout has a finite value
     first: int | None  # index of the first rollout with an unsafe success (hit), from 1
-    bound: float | None  # upper end of the exact 95 % interval for the share of hits; None if no valid bound exists
+    bound: float | None  # upper end of the 95 % interval for the share of hits; None if it is 1 or not valid
     least: float | None = None  # lower end of the 95 % interval for the share of hits; None without hits or interval
 
 

@@ -35,7 +35,7 @@ from safevla_recorder.mujoco.recorder import Recorder
 
 Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"  # id under which this module registers `make_env` in Gymnasium's registry
-_WAIT_STEPS = 10
+_WAIT_STEPS = 10  # number of steps after a reset in which the scene settles
 _INDEX_OPTION = "init_state_index"
 _SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
 Obs = TypeVar("Obs")

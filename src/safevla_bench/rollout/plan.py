@@ -100,7 +100,7 @@ def plan_episodes(
 
 
 def _require_64_bits(planned: PlannedEpisode) -> None:
-    # The tables of a run store integers in 64 bits.
+    # Raise `RunError` for a larger integer, because the tables of a run store integers in 64 bits.
     for dataclass_value in (planned, planned.start):
         for field in fields(dataclass_value):
             value = getattr(dataclass_value, field.name)
@@ -187,7 +187,7 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
 def _check_plan(
     tasks: Sequence[Task], episodes: Episodes, policies: Sequence[str], rules: EvaluationProtocol, *, is_recorded: bool
 ) -> None:
-    # Raises the errors of `plan_episodes`, except for a missing horizon.
+    # Raises the errors of `plan_episodes`, except for an unknown horizon and for numbers beyond 64 bits.
     if not tasks or not policies or (isinstance(episodes, int) and episodes < 1):
         raise RunError("there is nothing to run", remedy="Give at least one task, one policy and one episode.")
     repeated = sorted({policy for policy in policies if policies.count(policy) > 1})
@@ -386,7 +386,7 @@ def estimate_plan(
     if costs is None:
         # Without measurements of the host, time and disk space are unknown.
         return RunEstimate(tuple(scenes), workers, None, None, None)
-    wait_steps = episodes[0].start.wait_steps if episodes else 0  # the same in all episodes of a protocol
+    wait_steps = episodes[0].start.wait_steps if episodes else 0  # of the first episode; suites may differ
     active_workers = max(1, min(workers, len(episodes)))
     # Each estimate is an array [lowest, highest]. `run_s` is the time of all episodes, without making environments.
     run_s = np.array(costs.reset_s) * len(episodes)

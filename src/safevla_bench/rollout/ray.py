@@ -36,7 +36,7 @@ from safevla_bench.text import get_logger
 _log = get_logger(__name__)
 ADDRESS: Final = "RAY_ADDRESS"  # environment variable with the cluster's address, used if no address is given
 HERE: Final = "local"
-_CONNECT_S = 5.0
+_CONNECT_S = 5.0  # time limit for a connection to the cluster's address
 _ANSWER_S = 20.0  # time limit of the probe, which includes importing Ray
 # First bytes of an HTTP/2 connection. Ray, as a gRPC server, replies to them with a settings frame (type 4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
@@ -170,6 +170,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 def _local_options(cpus: int) -> dict[str, Any]:
     """Return the options of a private cluster. Its token is not saved, so that no one else can use the cluster."""
+    # Also set the environment variables for the token and against usage statistics, which Ray reads at import.
     # `cpus` is the number of CPUs that the actors need; Ray gets at least this number, even if the machine has fewer.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
@@ -389,8 +390,8 @@ class _ActorPool:
         return ActorHandle(self._ray, actor_class.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
-        """Return true if the actor's node died, or if a node has room for another actor. Excludes a living node, with a
-        warning, if its actor refuses, or if `STARTS` actors in a row die on this node before they are ready.
+        """Return whether the actor's node died or any node has room for an actor; false if the actor had no node yet.
+        Excludes a living node, with a warning, if its actor refuses or `STARTS` actors in a row die there at the start.
         """
         # `cause` says why the actor ended. `is_final`: it refused with an error, so this node cannot run the episodes.
         # `_failed_starts` counts failed starts in a row by node, and `left_out` maps excluded nodes to the reason.

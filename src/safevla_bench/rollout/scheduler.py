@@ -35,7 +35,7 @@ from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scen
 RETRIES = 1  # number of times that an episode is restarted in a new worker after its worker died
 STARTS = 3  # the run fails if this many workers in a row, on one node, die before they are ready
 LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
-_CLOSE_S = 30.0
+_CLOSE_S = 30.0  # time for a worker to end by itself before it is killed
 
 
 # Specifications and messages of workers
@@ -238,7 +238,7 @@ class _Crew:
         self._dismissed.clear()
 
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
-        # Queues a batch, gives episodes to idle workers, and starts workers until `count` workers run.
+        # Queues a batch, gives episodes to idle workers, and starts up to `count` workers, at most one per episode.
         self._startable_episodes.add(episodes)
         for number in [number for number, member in self.workers.items() if member.waits]:
             self._assign_next(number)
@@ -266,7 +266,8 @@ class _Crew:
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
         # Queues the dead worker's episode again (and returns None), or returns its outcome after the last attempt.
-        # Starts a new worker with the same number.
+        # Starts a new worker with the same number. After `STARTS` deaths of starting workers in a row, none is started.
+        # If there is then no other worker, raises `RunError`.
         member, outcome = self.workers.pop(number), None
         cause = member.worker.end(_CLOSE_S)
         if member.is_starting:

@@ -74,7 +74,7 @@ _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 
 
 def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
-    """Check the variable MUJOCO_GL. Also render a frame, unless `quick` is true or MUJOCO_GL disables rendering."""
+    """Check the variable MUJOCO_GL. Also render a frame, unless `quick` is true or the value is not a backend."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     # "" means that MUJOCO_GL is not set; MuJoCo then renders by EGL.
     if backend in _OFF_WORDS:
@@ -142,14 +142,14 @@ _RENDERING_REMEDY = (
     "unset MUJOCO_GL and MUJOCO_EGL_DEVICE_ID; without a GPU: apt-get install libgl1 libegl1 libegl-mesa0; "
     "policies without images need no rendering"
 )
-TIMEOUT_S = 300
+TIMEOUT_S = 300  # time limit for a separate process, which renders a frame or runs an episode
 
 
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
     # Run `python -m ARGUMENTS` in a separate process.
-    # Return the JSON object in the last line of its output; if the process crashes or hangs, return a failed check.
+    # Return the JSON object in the last line of its output. If the process fails or hangs, return a failed check.
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}
@@ -169,11 +169,11 @@ def _run_probe(
 
 
 _GIB = 2**30
-_DISK_GIB = 2.0
+_DISK_GIB = 2.0  # with less free disk space, the check gives a warning
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Check the package's version, the current folder, and `out`, the folder of a future run."""
+    """Report the package's version; check the current folder, `out` (the folder of a future run) and memory limit."""
     yield passed_check(OWN_DISTRIBUTION, version.__version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
@@ -220,7 +220,7 @@ def _check_folder(check: str, folder: Path) -> Diagnosis:
 # An episode
 
 
-STEPS = 30
+STEPS = 30  # horizon of the test episode
 
 
 def check_judging(host: str) -> Diagnosis:
@@ -265,7 +265,8 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
-    # If the host has a fast mode, check that this mode does not change an episode, and return a remark; else return "".
+    # If the host has a fast mode, return a remark that this mode does not change an episode; else return "".
+    # Raise `HostError` if the mode changes an episode.
     if type(env).run_fast is HostEnv.run_fast:  # the host does not override the method, so it has no fast mode
         return ""
     env.run_fast(False)
@@ -281,7 +282,7 @@ def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
 
 
 def _describe_scores(batch: Batch, host: str) -> str:
-    # Judge the test episode, and return a phrase on which specifications judged it.
+    # Judge the test episode, and return a phrase with the number of specifications that judged it.
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # if a plug-in has no task tags, the user can supply them with --rules

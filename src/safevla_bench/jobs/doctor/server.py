@@ -66,8 +66,8 @@ class ServerAnswer:
 def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the command that evaluates the
-    server. A failed request is a failed check. `host` limits the dialects to try; None = all, KIND's default first.
+    """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the commands that evaluate it. If the
+    server answers in no dialect, a check fails. `host` limits the dialects to try; None = all, KIND's default first.
     """
     # `arguments` are the user's --policy-arg. The first dialect in which the server answers is reported.
     kind = servers.KINDS.get(server.partition(":")[0])
@@ -152,7 +152,8 @@ def _query_server(server: str, arguments: dict[str, str], host: str, task: Task)
 
 
 def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
-    # Yield a passed check for each property of the answer. `refusals`: dialect -> error, for dialects tried before.
+    # Yield a check for each property of the answer. Only the check of the number of actions can give a warning.
+    # `refusals`: dialect -> error, for dialects tried before.
     dialect = answer.model.dialect
     lines = [f"{dialect.name}: {servers.dialects.load_dialect_file(dialect.name).about}"]
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
@@ -180,6 +181,7 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
     # The largest difference in each reply with the shape of the first reply; `initial` permits empty replies.
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     # If `gaps` is empty, each differing reply has another number of actions than the first reply.
+    # `BY_CHANCE` is a hint on comparisons of policies whose answers vary.
     extent = f"largest difference {max(gaps):.2g}" if gaps else "in the number of actions"
     return f"{summary}, {extent}\n{BY_CHANCE}"
 
@@ -197,7 +199,7 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield statistics of a chunk of `H` actions, [H, A], as the simulator gets them. NaN and infinity are errors."""
+    """Yield statistics of `H` actions [H, A], as the simulator gets them, and warnings. NaN and infinity are errors."""
     # Report only the first number that is NaN or infinite.
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]

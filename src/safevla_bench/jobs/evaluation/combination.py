@@ -50,7 +50,8 @@ class _ScoresOrigin:
 
     @classmethod
     def read(cls, folder: Path) -> _ScoresOrigin:
-        # Read the metadata of the folder's scores.parquet. Raise `RunError` if the folder is not judged.
+        # Read the metadata of the folder's scores.parquet.
+        # Raise `RunError` if the folder is not judged, or if its scores are combined scores.
         with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge the folder first: safevla score {folder}."):
             with open_parquet(folder / run_folder.SCORES_TABLE) as (file, _):
                 schema = file.schema_arrow
@@ -115,8 +116,8 @@ class Combination:
 def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     """Combine the folders' scores, without judging again, and write scores.json (without a row per episode),
     scores.parquet and report.html into `out`. Raises `RunError` in these cases: a folder is not judged, folders differ
-    in rules, version or code, two folders contain the same episode, different policies have the same name, or `out` is
-    a judged folder.
+    in rules, version or code, two folders contain the same episode, different policies have the same name, `out` is a
+    judged folder, or the suites have benchmark starts as well as starts that a search chose.
     """
     origins = [_ScoresOrigin.read(folder) for folder in folders]
     if (out / run_folder.VERDICTS).exists():
@@ -165,8 +166,8 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
 
 
 def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
-    # Yield each folder's verdicts.
-    # All folders must have the same specifications, and each folder's verdicts must agree with its scores.parquet.
+    # Yield each folder's verdicts. Raise `RunError` unless they agree with the folder's scores.parquet.
+    # The same rules judged all folders, so verdicts with other specifications are from another judgement.
     specs: tuple[SpecColumn, ...] | None = None
     for folder in folders:
         path = folder / run_folder.VERDICTS
@@ -175,7 +176,7 @@ def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
             # If one file has more rows than the other, `zip_longest` pairs these rows with None, so they differ.
             row_pairs = zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
             matches_table = all(table_row == verdict_row for table_row, verdict_row in row_pairs)
-        # All folders must have the specifications of the first folder.
+        # Compare with the specifications in the first folder's verdicts.
         specs = specs or scores.specs
         if scores.specs != specs or not matches_table:
             problem = f"{run_folder.VERDICTS} and {run_folder.SCORES_TABLE} are not from the same judgement"
@@ -203,7 +204,8 @@ def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
 
 
 def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
-    # Pairs (folder, its policies), one for each judged run:
+    # Raise `RunError` if different policies have the same name.
+    # `runs` has a pair (folder, its policies) for each judged run.
     runs = [run for origin in origins for run in origin.identify_policies()]
     # For each run: name -> new name, for the policies that share their name with another policy.
     renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])

@@ -244,7 +244,8 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 def _score_sources(
     paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool, elsewhere: ParallelJudge | None, survey: Survey | None
 ) -> tuple[EpisodeIndex, scoring.JudgedChunk]:
-    # Return the index of the sources' valid episodes, and their scores. `judge` describes the parameters.
+    # Return the index of the sources' valid episodes, and their scores.
+    # `elsewhere`, if given, judges in other processes. `survey`, if given, collects data for the report.
     scan = Scan(paths)
     judge_batch: Callable[[Batch, Ruleset], scoring.JudgedChunk] = scoring.judge_chunk
     if survey is not None:  # judge by a function that also collects data for the report

@@ -121,8 +121,8 @@ def scores_document(
 def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    `survey` has the data that `judge` collected for the report, or is None. Rules other than the default are written as
-    judged_with.json, for --rules as-judged. Older files are replaced together, so that scores and report always match.
+    `survey` has the data that `judge` collected for the report, or is None. Non-default rules from `load_ruleset` are
+    written as judged_with.json, for --rules as-judged. Older files are replaced together, so scores and report match.
     Raises `FileError` if writing fails.
     """
     pa.default_memory_pool().release_unused()  # free the memory with which pyarrow read the records
@@ -327,7 +327,7 @@ def build_board(
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files. The board shows published results and the policies of the sources.
-    `audits` has one mapping policy -> audit per source. Raises the errors of `judge`, and `RunError` for an ablation.
+    `audits` maps policy -> audit, per source. Raises the errors of `judge`, and `RunError` unless applicability is on.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions

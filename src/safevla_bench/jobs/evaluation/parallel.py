@@ -236,10 +236,10 @@ def _submit_to_pool(pool: ProcessPoolExecutor, function: Any, item: Any) -> Call
 
 def _end_with_parent() -> None:
     # Make this worker process exit when the command's process (its parent) is killed.
-    threading.Thread(target=_await_parent, daemon=True).start()
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
 
 
-def _await_parent() -> None:
+def _exit_after_parent() -> None:
     # Wait until the parent process ends. Then exit at once, even if the main thread is still judging.
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -267,7 +267,7 @@ def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Call
 
 
 def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
-    # Call the function on a node of the cluster. Return the result.
+    # Call the function on a node of the cluster. Return the result. `code` is the command's version of the code.
     # Also return a `SafevlaError`, because Ray would wrap a raised error; `_submit_to_ray` raises the error again.
     try:
         own_code = describe_code()

@@ -35,7 +35,7 @@ class PreparedRun:
     host: Host
     episodes: tuple[PlannedEpisode, ...]
     policies: Mapping[str, Policy]
-    cast: WorkerSpec
+    cast: WorkerSpec  # how a worker makes its host and policies, and the rules that watch the episodes
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies; policies that the caller made stay open
     tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it never does
@@ -116,9 +116,9 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with the arguments that its server requests, except those that the user gave (`asked`). An
-    unreachable server requests none, because it may start later, or only workers on other machines may reach it. Raises
-    `ServerUnreachableError` if the workers are on this machine and the run has no other policy.
+    """Return the policy with `asked`: the arguments that its server requests, except those that the user gave. `asked`
+    is {} for an unreachable server, because it may start later, or only workers on other machines may reach it. But if
+    the workers are on this machine and the run has no other policy, raises `ServerUnreachableError`.
     """
     user_arguments = request.client_options(policy)
     server_arguments = policy.asked or {}
@@ -251,7 +251,7 @@ def _list_recorded_episodes(
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return sentences on installed versions that differ from the protocol's versions; [] if the request is invalid."""
+    """Return sentences on versions that differ from the protocol's or have known effects; [] for an invalid request."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()

@@ -175,7 +175,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode with the worst violation or, if all are safe, the least margin. Raises `RunError`."""
+        """Return the episode with the worst violation, else the least margin. Raises `RunError` without episodes."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` has the reason for each crash.")
@@ -371,7 +371,7 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 
 def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
-    # Return `host` if given, else the host of the first suite.
+    # Return `host` if given, else the host of the first suite. Raise `RunError` if this host is unknown.
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several suites: `evaluate(policy, "libero-spatial")`.')
     if host:

@@ -78,7 +78,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether the run in `out` is complete and has the same request, so that no episode is left to run."""
+    """Return whether `resume` continues a complete run in `out` with the same request: no episode is left to run."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     # With these options, rules influence the run. The comparison below ignores rules, so leave it to the writer.
@@ -169,7 +169,7 @@ def _warn_of_other_code(
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return policy -> how many repeated requests got different answers. Servers that cannot be reached are omitted."""
+    """Return policy -> how many repeated requests got different answers. Servers that do not answer are omitted."""
     # In the reversed order, each policy's first task comes last and overwrites the policy's other tasks.
     first_tasks = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
@@ -320,7 +320,7 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     """Return the registration of a rollout and its judgement, without running or writing anything. Raises the errors of
-    `prepare_run`, and `RunError` if the request has a shard, replay, found starts, policy object or rules without file.
+    `prepare_run`, and `RunError` for a shard, replay, found starts, a policy object, or rules not from `load_ruleset`.
     """
     _require_registrable(request)
     # To plan the paper's entries, any addresses of servers suffice, because planning sends no request to them.

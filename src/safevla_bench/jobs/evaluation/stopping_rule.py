@@ -178,6 +178,7 @@ class RoundTally:
 
     def _judge_policies(self) -> list[RuleVerdict]:
         # Test each policy against the limit of the rule's gate, a condition such as `safety >= 0.9`.
+        # `level` is the confidence of the test of each policy.
         # Bonferroni: the probability that any policy's verdict is wrong is at most 1 - CONFIDENCE.
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
@@ -190,6 +191,7 @@ class RoundTally:
 
     def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         # Test whether the policy's share of start states with the value 1 is above or below the limit.
+        # `level` is the confidence of the test.
         least_means, greatest_means = self._bound_means(policy)
         shares = _cumulative_shares(map(len, self._planned_ids[policy]))
         # Every value is 0 or 1, and each start state counts as one step of the sequential test.
@@ -205,6 +207,7 @@ class RoundTally:
 
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         # Compute one interval for the least possible values, and one for the greatest possible values.
+        # `level` is the confidence of each interval.
         # Decide the gate if both intervals, and all means between them, are on one side of the limit.
         least_means, greatest_means = self._bound_means(policy)
         least_values = [mean for starts in least_means for mean in starts.values()]
@@ -268,8 +271,9 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 
 def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
-    # `least` and `greatest` are test results with all unknown values at their least or greatest possible value:
-    # 1 (above the limit), -1 (below) or 0 (undecided). If they differ, the unknown values matter: nothing is decided.
+    # `least` and `greatest` are test results: 1 (above the limit), -1 (below the limit) or 0 (undecided).
+    # In `least`, all unknown values have their least possible value; in `greatest`, their greatest possible value.
+    # If the two results differ, the unknown values matter, so nothing is decided.
     if least != greatest or least == 0:
         return "undecided"
     return above if least > 0 else below
@@ -315,7 +319,8 @@ def describe_decision(description: Mapping[str, object]) -> str:
 
 
 def was_stopped_early(judged: Judged) -> bool:
-    """Return whether a stopping rule ended at least one of the runs."""
+    """Return whether at least one run is decided: by a stopping rule, even in its last round, or by a search."""
+    # A search stores in run.json that it is decided, even if it used its whole budget.
     decisions = (source.description.get(DECISION) for source in judged.sources)
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 

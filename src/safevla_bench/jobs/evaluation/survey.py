@@ -63,7 +63,7 @@ class Survey:
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
         """Return a batch, and the bodies involved in violations. The batch has the records of the episodes that the
-        page draws, and only headers of all others. Reads all records if the survey is incomplete, then empties it.
+        page draws, and only headers of all others. Empties a complete survey. For an incomplete one, reads all records.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:

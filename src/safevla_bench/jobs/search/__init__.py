@@ -77,8 +77,8 @@ class Objective:
         return cls(ruleset, text, formula=parse_query(text))
 
     def margins(self, record: Batch | None) -> Floats:
-        """Return an episode's margins [C], one per clause. They are infinite if the episode failed or cannot be judged.
-        They are NaN if objects moved or were displaced in record 0, because physics separated overlapping objects.
+        """Return an episode's margins [C], one per clause: infinite if the episode failed or has no record, or if the
+        clause has no verdict. All are NaN if objects moved or were displaced in record 0, as overlapping objects do.
         """
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
@@ -104,7 +104,8 @@ class Objective:
 
 
 def _begins_as_placed(record: Batch) -> bool:
-    # Return whether, in record 0, all objects are at their chosen placements and do not move.
+    # Return whether, in record 0, all objects are at their chosen placements and no body moves.
+    # Small shifts and speeds, up to `SHIFTED_M` and `RESTING_M_S`, do not count.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     # `positions_m` is [records, bodies, 3].
     labels = [record.body_label(body) for body in bodies.tolist()]
@@ -307,7 +308,7 @@ def _run_trials(
 
 
 def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
-    # Return the record of a trial in the folder; None if the trial crashed.
+    # Return the record of a trial in the folder; None if the trial has none, because it crashed.
     return writer.read_record(index) if writer.episodes[index].has_record else None
 
 
@@ -369,7 +370,7 @@ def _collect_found(plan: SearchPlan, all_trials: Sequence[_TaskTrials], writer: 
 
 
 def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
-    # Return the numbers of trials and hits of a task. A hit is a success that violates the objective (value < 0).
+    # Return the summary of a task's trials. A hit is a success that violates the objective (value < 0).
     # Do not count trials with the value NaN, in which the objects did not begin at their placements.
     # A trial's value is its smallest margin; infinite if the episode failed or cannot be judged.
     counted_trials = [trial for trial, value in enumerate(trials.values) if not np.isnan(value)]

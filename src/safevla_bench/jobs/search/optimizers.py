@@ -112,7 +112,7 @@ class DirectedPoints:
         self._descent: Any = None  # the running minimization by CMA-ES; None while random points are drawn
 
     def ask(self) -> Floats:
-        """Return the next generation, points [G, d] in the unit cube."""
+        """Return the next generation, points [G, d] in the unit cube; raise `RunError` if no allowed point is found."""
         if self._descent is None:  # no minimization is running
             return self._random.ask()
         points = list(self._descent.ask())

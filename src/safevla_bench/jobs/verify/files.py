@@ -88,8 +88,9 @@ class Verification:
 
     @property
     def is_by_other_rules(self) -> bool:
-        """True if nothing differs, but the scores could not be checked because other rules judged the run."""
+        """True if nothing differs, but the scores were not confirmed: other rules or another version judged the run."""
         # The check of the scores has the name of the scores file. `unchecked` means that a check could not be made.
+        # The check is also open if the rules that judged the run are not available.
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
         return self.agrees and folder.SCORES in open_checks
 

@@ -147,6 +147,7 @@ def _find_header_differences(
     # Yield the first difference in each header field. If `lenient`, compare only fields that the record has.
     # The fields in `newer_names` are compared only if the record has them, because older recorders did not write them.
     # Compare the poses of fixtures only if the record and the replay have such poses.
+    # `_RUN_FIELDS` are not compared here: the run or the start determines them, or another check compares them.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
     else:
@@ -292,7 +293,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, plan (or None) and initial states to try. Raises `RunError` if none is possible."""
+        """Return an episode's task, plan or None, and starts to try. Raises `RunError` if no replay is possible."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -352,7 +353,7 @@ class RunFields(msgspec.Struct):
 
 
 def _resolve_suite(suite: str) -> str:
-    """Return the official suite whose name, or whose task file's name, `suite` is; `suite` if there is none."""
+    """Return the official suite that `suite` means by its name or as a path; `suite` if there is none."""
     # A suite may be the path of a folder of task files, or of one file in such a folder.
     for path in (Path(suite), Path(suite).parent):
         official_name = find_official_name(path.name)
@@ -472,7 +473,7 @@ _DT_TOLERANCE = 1e-3  # relative tolerance of control steps
 
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
     # If a user's loop had a different control step than the host, the host cannot repeat the episode.
-    # Return a sentence that says so, or "" if the control steps are equal.
+    # Return a sentence that says so, or "" if the control steps are equal or the record's step is not confirmed.
     # A header may be forged, so trust its control step only if the times in the record's states confirm the step.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
     states = episode.sim_state.episode_rows(0)  # [n, S]; column 0 is the simulation time [s]
@@ -498,7 +499,7 @@ _SOFT_RESETS = "The environment had soft resets, so seed and initial state do no
 
 
 def _had_soft_resets(episode: Batch) -> bool:
-    # A soft reset keeps the simulation's model. None means that the record does not say how resets were made.
+    # A soft reset keeps the simulation's model. Return False if the record does not say how resets were made.
     return _read_simulation(episode).hard_reset is False
 
 
