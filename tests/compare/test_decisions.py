@@ -317,7 +317,7 @@ def test_equal_ones_are_taken_by_the_slack_of_the_condition():
 
 
 def test_one_policy_is_not_a_choice_and_other_tasks_are_not_a_comparison():
-    with pytest.raises(RunError, match="only one policy to choose from: best"):
+    with pytest.raises(RunError, match="at least two policies, but there is only: best"):
         choose(BEST)
     with pytest.raises(RunError, match=r"best and b did .* tasks: libero-goal/task_0"):
         choose(BEST, policy("b", 9, 9, first=5))

@@ -118,7 +118,7 @@ def compare_policies(
         across_versions: also compare episodes that have different physics versions, or were recorded by different code
             under one version number of this project. Such a comparison is marked.
 
-    Raises `RunError` if the policies cannot be compared: there is no common task, no value, or more than one simulator.
+    Raises `RunError` if the policies cannot be compared: no common task, no value, several simulators, different code.
     If `paired`, raises the errors of `pair_episodes` too. Raises `KeyError` for a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
@@ -190,7 +190,8 @@ def require_same_code(results: Sequence[PolicyResults]) -> None:
 
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
-    # Raises `RunError` for fewer than two policies, for a policy without scored episodes, and for unsuitable tasks.
+    # Raises `RunError` for fewer than two policies, and for a policy without scored episodes.
+    # If episodes are not paired, also raises `RunError` for different tasks of the same name, or without common tasks.
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one source that holds several policies."

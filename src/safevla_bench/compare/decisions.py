@@ -280,11 +280,12 @@ def select_policy(
 
 
 def _require_candidates(results: Sequence[PolicyResults]) -> None:
-    # Raises `RunError` unless there are at least two policies that planned the same tasks.
+    # Raises `RunError` unless there are at least two policies, all with different names.
+    # Also raises `RunError` unless all policies planned the same tasks, and ran the same versions of these tasks.
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name the runs of at least two policies."
-        raise RunError(f"there is only one policy to choose from: {names}", remedy=remedy)
+        raise RunError(f"a choice needs at least two policies, but there is only: {names}", remedy=remedy)
     name, count = Counter(result.name for result in results).most_common(1)[0]
     if count > 1:
         raise RunError(f"{count} policies have the name {name}", remedy="Name a policy by `NAME=SOURCE`.")
@@ -319,6 +320,7 @@ def _compare_best(
     selection: Selection, best: Sequence[Contender], results: Sequence[PolicyResults], protocols: Protocols
 ) -> Selection:
     # Returns the selection with the comparison of the two best candidates, or with the reason why there is none.
+    # If the comparison shows no better policy, the number of episodes that would be enough is added, if known.
     by_name = {result.name: result for result in results}
     options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)
     try:
@@ -336,7 +338,7 @@ def _compare_best(
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
     # Returns the number of episodes per task that detects the measured difference.
-    # Returns None if the difference is too small, or if episodes are not paired.
+    # Returns None if the difference is too small, if the counts below are unknown, or if no number is enough.
     # `only_first` and `only_second` count the pairs in which only one policy has the metric's outcome; None = unknown.
     rate_difference = abs(measured.difference or 0.0)
     if (
@@ -387,7 +389,7 @@ def check_against(
     """
     require_valid(gates, confidence)
     scopes = [
-        scope for result in results for scope in _pair_with_baseline(result, _find_baseline(result, baselines), per)
+        scope for result in results for scope in _pair_with_baseline(result, _choose_baseline(result, baselines), per)
     ]
     decisions = len(scopes) * len(gates)
     each_confidence = None if confidence is None else 1 - (1 - confidence) / decisions
@@ -416,7 +418,7 @@ def check_against(
     )
 
 
-def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) -> PolicyResults:
+def _choose_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) -> PolicyResults:
     # Returns the baseline's policy of the same name, or its only policy. Raises `RunError` if there is neither.
     # A baseline policy of the same name has precedence, however many policies the baseline has.
     candidates = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)

@@ -19,7 +19,7 @@ from safevla_bench.statistics import intervals, significance
 from safevla_bench.text import count_noun
 from safevla_recorder.episode import Bools, Floats, Ints
 
-_TIE = 1e-12
+_TIE = 1e-12  # smaller numbers count as 0, because they may be rounding errors
 # The score test needs this many episodes per policy and task, unless all policies and tasks have equally many.
 _LEAST_EPISODES = 3
 # The score test is not used if the ratio of the policies' numbers of episodes varies more than this among tasks.
@@ -449,8 +449,8 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return the reason why a verdict on these tasks is impossible: a policy has too few values in a task, or the
-    means over episodes do not show the difference that the means over tasks show. Return "" if a verdict is possible.
+    """Return the reason why a verdict on these tasks is impossible: numbers of a rate's values are unequal and too low,
+    or the means over episodes do not show the difference that the means over tasks show. Return "" without a reason.
     """
     # `totals` has, for each of the two policies, the sum of values and the number of values in each task, [K] each.
     if len(tasks) < 2:
@@ -494,7 +494,8 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
     has_same_sign = all((extreme.difference or 0.0) * (difference.difference or 0.0) > 0 for extreme in extremes)
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
-        # Returns 1 if an extreme has the other sign, if there are no extremes, or if a p-value is missing.
+        # Returns the greatest of the p-values. A missing p-value counts as 1.
+        # Returns 1 if an extreme has the other sign, or if there are no extremes.
         return max((1.0 if p is None else p for p in p_values), default=1.0) if has_same_sign else 1.0
 
     return replace(

@@ -217,7 +217,7 @@ def pair_episodes(
     is_planned = np.array([[key in planned_keys for key in keys] for planned_keys in planned], dtype=np.bool_)
     paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
     if not across_tasks:
-        for name, names, episodes in _describe_differences(paired, _TASKS):
+        for name, names, episodes in _describe_differences(paired, _TASK_READERS):
             problem = f"{names} did not run the same tasks: they differ in {name} in {episodes}"
             raise RunError(problem, remedy=policy_results.SAME_TASKS)
     _require_same_starts(paired)
@@ -280,8 +280,8 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 
 
 def _require_same_starts(paired: PairedResults) -> None:
-    """Raise `RunError` if two policies started an episode differently, or ran under different protocols. An episode
-    that one of the two did not finish is not checked. If initial states are paired, starts are compared by state.
+    """Raise `RunError` if starts, control steps or protocols of two policies differ. An episode that one of the two did
+    not finish is not checked. If initial states are paired, starts are compared by state.
     """
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
     # `_START_FIELDS` has a reader for each field that determines an episode's start.
@@ -318,7 +318,7 @@ def _dt_by_task(paired: PairedResults) -> Iterator[tuple[str, tuple[float, float
 
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
     """Return the names of the `TASK_FIELDS` in which paired episodes differ."""
-    return tuple(name for name, *_ in _describe_differences(paired, _TASKS))
+    return tuple(name for name, *_ in _describe_differences(paired, _TASK_READERS))
 
 
 def _describe_differences(
@@ -354,7 +354,8 @@ TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
 """Name -> a function that reads a field which identifies an episode's task. The value "" matches any other value."""
 
 
-_TASKS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
+# The same fields as in `TASK_FIELDS`, by functions that can read a field like those of `_START_FIELDS`.
+_TASK_READERS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     name: lambda _, header, read=read: read(header)  # type: ignore[misc]
     for name, read in TASK_FIELDS.items()
 }

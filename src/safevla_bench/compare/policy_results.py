@@ -340,7 +340,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if not paired and partly_run:
         tasks = list_first(partly_run, most=6)
         yield f"Policies are compared on the tasks that both ran. Not all policies ran {tasks}."
-    if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
+    if unjudged := _join_counts({result.name: int((~result.is_judged).sum()) for result in results}):
         yield (
             f"Episodes without a verdict: {unjudged}. Only SR counts such episodes. "
             "A policy that causes such episodes looks too safe."
@@ -355,7 +355,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     # Only lost episodes that crashed or were stopped count here, not those whose record is missing.
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
-    if crashed := _list_counts(crashes):
+    if crashed := _join_counts(crashes):
         yield f"Crashed or stopped: {crashed}. Such episodes are left out; a policy that causes them looks too good."
     if paired and any(header.seed is None for result in results for header in result.headers):
         yield "Episodes that do not record their seed are paired by initial state alone."
@@ -364,8 +364,8 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         yield f"Only some policies saw simulator state that no real robot has: {names}."
 
 
-def _list_counts(counts: Mapping[str, int]) -> str:
-    # Returns the names with their counts; names with a count of 0 are left out.
+def _join_counts(counts: Mapping[str, int]) -> str:
+    # Returns a text with the names and their counts; names with a count of 0 are left out.
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 

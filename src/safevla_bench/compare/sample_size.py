@@ -89,7 +89,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
-    """Return the number of episodes per policy and task that detects the difference.
+    """Return a plan with the number of episodes per policy and task that detects the difference.
 
     Raises:
         SafevlaError: the difference is too small, or both possible rates are outside 0 to 1. Also for `discordant`
@@ -171,7 +171,7 @@ def _percent(share: float) -> str:
 
 # Maximum number of tasks for which the power of sign flips is simulated. For more tasks, a t test's power is used.
 _SIMULATED_TASKS = 12
-_REPLICATES = 2000
+_REPLICATES = 2000  # number of simulations from which the power of sign flips is computed
 
 
 def flip_power(

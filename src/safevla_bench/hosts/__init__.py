@@ -216,7 +216,7 @@ Log = TypeVar("Log", bound=RecordLog)
 
 
 class RecordedEnv(HostEnv, Generic[Log]):
-    """Base class of environments that record their episodes. The bounds of all action values are -1 and 1."""
+    """Base class of environments that record their episodes. By default, the bounds of actions are -1 and 1."""
 
     embodiment: str
     torque_limit_nm: tuple[float, ...] | None = None  # torque limits [N·m], base first; None = the embodiment's limits
@@ -271,7 +271,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return from_recording(self._require_recorder().latest_record(self._build_header()))
 
     def _require_recorder(self) -> Log:
-        # Returns the current episode's recorder. Raises `HostError` before the first reset.
+        # Returns the current episode's recorder. Raises `HostError` if there is none, as before the first reset.
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder

@@ -38,6 +38,7 @@ _GROUNDS = ("table", "floor")
 _MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9_.:-]+")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?")
+# Maps each attribute of a region to the number of values in one of its rows.
 _ROW_LENGTHS = {":ranges": 4, ":yaw_rotation": 2, ":rgba": 4}
 _GROUPS = ("problem", ":domain", ":requirements", ":language", ":regions", ":fixtures", ":objects", ":obj_of_interest",
            ":init", ":goal")  # fmt: skip
@@ -141,7 +142,8 @@ def _grammar_error(problem: str) -> RegistryError:
 
 
 def _parse_tree(text: str) -> Tree:
-    # Returns the only list in the text, in lower case and without comments; [] for an empty text.
+    # Returns the only list or word in the text, in lower case and without comments; [] for an empty text.
+    # Raises an error for unbalanced parentheses, and for a text with further lists or words.
     words = re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]  # the whole text, then all lists that are still open
     for word in words:
@@ -238,7 +240,8 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
 
 
 def _parse_region(tree: Tree) -> tuple[str, str]:
-    # Return the pair (OWNER_REGION, OWNER) for `BddlProblem.regions`, and check the attributes of the region.
+    # Returns the pair (OWNER_REGION, OWNER) for `BddlProblem.regions`.
+    # Raises an error if the region has no single owner, or an unknown or invalid attribute.
     # `_ROW_LENGTHS` maps the name of an attribute to the number of values in its rows.
     name, attributes = _split_head(tree, "a region")
     values = _collect_unique((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")

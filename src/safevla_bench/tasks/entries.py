@@ -72,6 +72,7 @@ class TaskComponent(msgspec.Struct, frozen=True):
     predicates: tuple[str, ...] = ()
 
 
+# The capability tags of all tasks in robots' logs: what such logs may measure.
 _LOG_CAPABILITIES = frozenset(
     ["bystander_tracking", "target_pose_signal", "gripper_contact_signal", "joint_torque_signal"]
 )
@@ -324,7 +325,7 @@ class Registry:
         `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
-        requested = [self._find_capability_set(name) for name in capabilities]
+        requested = [self._require_capability_set(name) for name in capabilities]
         # A requested set only counts for tasks of the set's host.
         chosen = [group.tags for group in requested if suite is not None and group.host == suite.host]
         if chosen:
@@ -339,7 +340,7 @@ class Registry:
         suite = self.benchmarks.get(self.find_suite(benchmark))
         return self.capability_sets[suite.capabilities].absent if suite is not None else {}
 
-    def _find_capability_set(self, name: str) -> CapabilitySet:
+    def _require_capability_set(self, name: str) -> CapabilitySet:
         # Returns the capability set with this name. Raises `RegistryError` if there is none.
         if name not in self.capability_sets:
             names = ", ".join(self.capability_sets)

@@ -176,8 +176,9 @@ class EntryReader:
         return frozenset(names)
 
     def check_tables(self, source: RegistrySource) -> None:
-        """Raise `RegistryError` if a table of the file refers to a name that does not exist."""
-        # `read_tags` is called only for its checks.
+        """Raise `RegistryError` if a capability set, template or benchmark refers to an unknown name or a wrong tag."""
+        # A wrong tag is of another class: capability tags belong to hosts, and all other tags to tasks.
+        # `read_tags` is called only for its checks. Tables of tasks, families and goal bodies are not checked here.
         # The reader's mappings have all names that exist, those of the file included.
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]

@@ -95,7 +95,7 @@ def _check_row(row: tuple[float, ...], size: int, name: str) -> None:
     # Raises `RecordError` unless the row has `size` plausible numbers. `name` describes the row in the error.
     # The numbers are a position, a unit quaternion and, for a box, the half sizes.
     if len(row) != size or max(map(abs, row)) > LARGEST or abs(sum(number**2 for number in row[3:7]) - 1.0) > 1e-3:
-        _refuse(f"{name} must have {size} numbers that include a unit quaternion")
+        _refuse(f"{name} must have {size} numbers of plausible size that include a unit quaternion")
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -250,15 +250,16 @@ def _join_rows(channels: Sequence[Channel]) -> Channel:
 # Validation of each episode when it is read. Recorded numbers are not changed; quaternions are normalized later.
 
 
-_SHORTEST_DT_S = 1e-9
-_MAX_NAMED_BODIES = 12
+_SHORTEST_DT_S = 1e-9  # shortest control step, and shortest time between two records
+_MAX_NAMED_BODIES = 12  # limit on the number of bodies that an error lists
+# The integers of the header that are checked.
 _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon")
 
 
 def validate(batch: Batch) -> None:
     """Raise `RecordError` for the first violated rule, with the first place at which the batch violates it."""
     # These two values are computed at once for all episodes. They decide which episodes need slower checks.
-    has_nameless_body, has_wrong_width = "" in batch.body_names, _find_wrong_widths(batch).tolist()
+    has_nameless_body, has_wrong_width = "" in batch.body_names, _mark_wrong_widths(batch).tolist()
     for index, header in enumerate(batch.headers):
         _check_header(header)
         _check_scene(batch, index, has_nameless_body)
@@ -320,7 +321,7 @@ def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
 
 
-def _find_wrong_widths(batch: Batch) -> Bools:
+def _mark_wrong_widths(batch: Batch) -> Bools:
     """Return whether each episode has a channel whose width does not fit its number of arms, [E]."""
     arms = np.array([header.arm_count for header in batch.headers], dtype=np.int64)
     is_wrong = np.zeros(len(batch), bool)
@@ -420,7 +421,8 @@ def _owner_index(starts: Ints, item: int) -> int:
 
 
 def _check_contacts(batch: Batch) -> None:
-    # Raises `RecordError` for a contact with an invalid force or impulse, or of a body with itself.
+    # Raises `RecordError` for a contact with an invalid, missing or unlisted force, or with an invalid impulse.
+    # Also raises `RecordError` for a contact of a body with itself.
     # Each mask is [C], for the C contacts of the batch.
     contacts = batch.contacts
     has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
@@ -433,23 +435,23 @@ def _check_contacts(batch: Batch) -> None:
     is_allowed = is_net_required | np.isnan(contacts.net_force_n)
     forces = f'If each contact has the field {NET_FORCE}, write "forces": ["{NET_FORCE}"] into the header'
     unlisted = f"{{value}} is recorded, but the header's `forces` does not list {NET_FORCE}"
-    _require_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}; add "force_n" if contacts have both.')
+    _require_valid_contacts(batch, is_allowed, NET_FORCE, unlisted, f'{forces}; add "force_n" if contacts have both.')
     is_missing = is_net_required & np.isnan(contacts.net_force_n)
     missing = f"the contact lacks {NET_FORCE}, which the header's `forces` lists"
-    _require_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}; otherwise, leave `forces` out.")
+    _require_valid_contacts(batch, ~is_missing, NET_FORCE, missing, f"{forces}; otherwise, leave `forces` out.")
     for name, is_required in required_masks.items():
         values = getattr(contacts, name)
         largest = sys.float_info.max if name in impulses else LARGEST
-        _require_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
-        _require_contacts(batch, ~(values < 0), name, "{value} is negative")
-        _require_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
+        _require_valid_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
+        _require_valid_contacts(batch, ~(values < 0), name, "{value} is negative")
+        _require_valid_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
     for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # report only the first contact within a body
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
 
 
-def _require_contacts(
+def _require_valid_contacts(
     batch: Batch,
     is_valid: Bools,
     field: str,
@@ -473,6 +475,7 @@ def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: s
 
 def _check_torques(batch: Batch) -> None:
     # Raises `RecordError` if the number of known torque limits is not the number of torques in a row.
+    # Also raises `RecordError` if the limits published for one arm apply to arms with unequal numbers of joints.
     for name in TORQUES:
         channel = batch.channel(name)
         for index in np.flatnonzero(channel.present):

@@ -172,6 +172,6 @@ def test_robosuite_can_be_imported_although_its_log_file_belongs_to_another_user
     (tmp_path / "robosuite.log").touch()
     monkeypatch.setattr(graphics, "_LOG_FILE", str(tmp_path / "robosuite.log"))
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with graphics._without_log_file():
+    with graphics._skip_unwritable_log_file():
         assert isinstance(logging.FileHandler("/nowhere/x.log"), logging.NullHandler)
     assert logging.FileHandler is not logging.NullHandler

@@ -148,10 +148,10 @@ class HostRules:
     factory: ClassVar[str]  # the host's factory, written `module:attribute` as in the entry point
     trials: ClassVar[Sequence[Trial]]  # the tasks to test; all hooks except `bare` use the first task
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
-    steps: ClassVar[int] = 20
+    steps: ClassVar[int] = 20  # number of actions in a test episode
     other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to `Wants()`
     registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags; empty if this package has the tags
-    capabilities: ClassVar[Sequence[str]] = ()
+    capabilities: ClassVar[Sequence[str]] = ()  # names of the capability sets that say what records measure
     workspace_m: ClassVar[float] = 100.0  # limit on the absolute value of each coordinate [m]
     state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with the time, as in MuJoCo
 

@@ -30,10 +30,10 @@ SUITE = "fake"
 DT_S = 0.05
 REACH_M = 0.03  # reach of the gripper; also the distance from the tray within which the block counts as placed
 STIFFNESS_N_PER_M = 10_000.0
-PUSH_N = 40.0
-HALF_M = 0.02
+PUSH_N = 40.0  # force of the gripper on a held body, and on a body that is pushed
+HALF_M = 0.02  # half the size of block, cup and tray, which are cubes
 _FINGER_HALF_M = 0.01
-CRASH_AFTER = 4
+CRASH_AFTER = 4  # number of steps of task 2 before the crash
 JITTER_M = 0.01
 DOWNWARD_WXYZ = np.array([0.0, 1.0, 0.0, 0.0])
 STILL: policy.Action = np.array([0.0] * 6 + [-1.0])
@@ -336,6 +336,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
     # Returns the world before settling. Shifts the block at random, by `env_seed` and the index.
     # Sets the coordinates in `seed.placed`, which are pairs such as ("cup.x", 0.1), in m.
+    # Raises `HostError` for a coordinate that does not exist.
     entropy = [seed.env_seed, seed.init_state_index]
     if seed.drawn:
         entropy.append(1)  # a drawn start must differ from the initial state with the same index
@@ -419,7 +420,7 @@ def _update_grip(world: _World, *, closing: bool) -> None:
 
 
 def _push_objects(world: _World) -> None:
-    # Pushes block and cup, except a held body, away to the distance `REACH_M` from the gripper.
+    # Pushes block and cup, except a held body, horizontally away from the gripper if they are closer than `REACH_M`.
     # A pushed body touches the held body, or touches the gripper if no body is held.
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):

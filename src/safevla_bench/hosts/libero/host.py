@@ -189,7 +189,7 @@ class LiberoEnv(RobosuiteEnv):
         if self._init_states is not None and not seed.drawn and not replayed:
             state = self._init_states[seed.init_state_index]
         self._stop_recording()
-        self._set_speed()
+        self._update_speed_up()
         with libero_tasks.kept_generator():
             return self._start_episode(seed, replayed, state)
 

@@ -60,8 +60,8 @@ _CATEGORY_OF_KIND = {
     "tb": "background",
     "add": "added",
 }
-_PLAIN_VIEW = (0, 0, 100, 0, 0)
-_PIVOT = np.array([0.0, 0.0, 0.8])
+_PLAIN_VIEW = (0, 0, 100, 0, 0)  # changes of the camera that leave it as in LIBERO
+_PIVOT = np.array([0.0, 0.0, 0.8])  # point above the table around which the camera moves, in m
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +372,7 @@ def _read_state(path: Path) -> Floats:
     """Return the state [1, 1 + nq + nv] in a PyTorch file. Parses the pickle's bytes without unpickling."""
     # The state holds the time, MuJoCo's qpos [nq] and qvel [nv]. Unpickling could run code from the file.
     # So the whole pickle must match the pattern of a pickled 1-D array, which stores one character per byte.
+    # Raises `HostError` if the file cannot be read, or does not match.
     try:
         file = io.BytesIO(read_input(path, _MAX_BYTES))
         with zipfile.ZipFile(file) as archive:

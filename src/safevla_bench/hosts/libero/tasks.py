@@ -223,7 +223,7 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
     ranges = [_drawn_range(sampler, axis) for sampler in samplers.values() for axis in range(len(AXES))]
     names = [f"{name}.{axis}" for name in samplers for axis in AXES]
     low, high = np.array(ranges).reshape(-1, 2).T.tolist()  # the bounds of each coordinate in `names` [m]
-    state_indices = [_state_place(domain, name) for name in names]
+    state_indices = [_state_index(domain, name) for name in names]
     radius_m = {name: float(sampler.mujoco_objects[0].horizontal_radius) for name, sampler in samplers.items()}
     return SearchSpace(
         tuple(names),
@@ -250,7 +250,7 @@ def _drawn_range(sampler: Any, axis: int) -> list[float]:
     return sorted(float(sampler.reference_pos[axis]) + bound for bound in (low + margin, high - margin))
 
 
-def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
+def _state_index(domain: BDDLBaseDomain, coordinate: str) -> int:
     # Returns the index of a coordinate, such as `plate_1.x`, in the flat state: the time, then qpos, then qvel.
     # Raises `HostError` if the task has no movable object with this name, or if the axis is not x or y.
     name, _, axis = coordinate.rpartition(".")
@@ -274,12 +274,12 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
         if sample_arguments
     }
     for coordinate, value_m in placed:
-        index = _state_place(domain, coordinate)
+        index = _state_index(domain, coordinate)
         moved[index] = value_m
         name, _, axis = coordinate.rpartition(".")
         if name in upper_of_lower:
             # Shifts the upper object as far as the lower one.
-            moved[_state_place(domain, f"{upper_of_lower[name]}.{axis}")] += value_m - state[index]
+            moved[_state_index(domain, f"{upper_of_lower[name]}.{axis}")] += value_m - state[index]
     return moved
 
 

@@ -29,7 +29,7 @@ REMEDY = (
     "Without a GPU, install Mesa's lavapipe 24.3 or newer; for an NVIDIA GPU, install its Vulkan driver: "
     "docs/howto/maniskill.md. Policies that request no images need no driver."
 )
-_TEXTURES = "rgb+segmentation"  # ManiSkill needs the segmentation to put photographs behind the scenes of digital twins
+_IMAGE_MODE = "rgb+segmentation"  # with segmentation, which ManiSkill needs to put photographs behind digital twins
 _build_lock = threading.Lock()  # held while a scene is built, because `building` may patch SAPIEN's classes
 
 
@@ -90,14 +90,14 @@ def load_backgrounds(env: Any) -> None:
 def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
     """Return the images of ManiSkill's cameras, uint8 [H, W, 3], upright. The simulation is not affected."""
     # `env` is ManiSkill's environment, which otherwise computes no images. The keys of the result are `cameras`.
-    # `_TEXTURES` is the name of ManiSkill's observation mode with images.
+    # `_IMAGE_MODE` is the name of ManiSkill's observation mode with images.
     if not cameras:
         return {}
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
-    textures_mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
+    mode_attributes = {"_obs_mode": _IMAGE_MODE, "obs_mode_struct": parse_obs_mode_to_struct(_IMAGE_MODE)}
     # At the end of the block, the environment gets its mode and all its cameras back.
-    with mock.patch.multiple(env, **textures_mode), mock.patch.dict(env._sensors):
+    with mock.patch.multiple(env, **mode_attributes), mock.patch.dict(env._sensors):
         for name in env._sensors.keys() - set(cameras):
             del env._sensors[name]  # unwanted cameras must not be rendered
         sensor_data = env._get_obs_sensor_data()

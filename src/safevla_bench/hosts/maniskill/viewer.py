@@ -20,7 +20,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
-_SKETCH_SIZE = (120, 160)
+_SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 _FOVY_RAD = np.pi / 4  # vertical field of view that `close_ups` assumes: MuJoCo's default
 _PLANE_HALF_SIZE_M = 10.0  # half size of the drawn square for an infinite plane
 # SAPIEN's cameras look along x with z up; a `Viewpoint` looks along -z with y up.
@@ -60,7 +60,7 @@ class ManiskillStage(stage.Stage):
     """The viewer of one recorded ManiSkill episode. It owns the host's environment."""
 
     def __init__(self, scene: StagedScene, episode: Batch, on_close: Callable[[], None]) -> None:
-        """Keep `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
+        """Read `episode`, a one-episode batch. Raises `HostError` if it lacks states or has states of another scene."""
         # `scene` has ManiSkill's environment (`env`) and SAPIEN's bodies by recorded name (`bodies`).
         # `on_close` frees the environment. `read_states` checks that each state has the size of this scene's states.
         self._scene, self._on_close = scene, on_close
@@ -72,8 +72,8 @@ class ManiskillStage(stage.Stage):
         self.arm, self.further_cameras = scene.arm, scene.cameras[1:]
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
-        """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
-        shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
+        """Return the default camera if it shows every body well, or if no body has a shape. Otherwise return a close-up
+        with the bodies shown almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
         # `_scene.cameras` are the names of ManiSkill's cameras. `size` has no effect here.
         # A ball is a sphere around a body: center [3], radius. A share is the fraction of a picture that a body covers.

@@ -299,23 +299,23 @@ def draw_variants(name: str, seed: int) -> tuple[Any, ...]:
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 
-def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.Scene:
+def read_scene(model: mujoco.MjModel, entry: MetaworldTask) -> mujoco_recorder.Scene:
     """Return names and roles of the bodies in a task's model.
 
     The robot is the arm and the mocap body that moves it. Rigidly connected bodies count as one. Freely moving bodies
     and targets are objects. Other moving bodies are links of furniture; links that the goal moves are not tracked.
     """
-    # A link of furniture is a part with a joint, such as a drawer. `rules.targets` names the task's target bodies.
-    # `rules.moves` names a fixture with a part that must move (None = no such fixture).
+    # A link of furniture is a part with a joint, such as a drawer. `entry.targets` names the task's target bodies.
+    # `entry.moves` names a fixture with a part that must move (None = no such fixture).
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
     joint_types = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
-    goal_bodies = mujoco_recorder.subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
+    goal_bodies = mujoco_recorder.subtree_bodies(model, int(model.body(entry.moves).id)) if entry.moves else ()
     # A target counts as an object even if a joint connects it. Other bodies with a joint that is not free are links.
-    objects = {names[body]: body for body in moving if names[body] in rules.targets or joint_types[body] == _FREE}
+    objects = {names[body]: body for body in moving if names[body] in entry.targets or joint_types[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in goal_bodies}
-    roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
+    roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=entry.targets, robot=robot)
     # All furniture of one body tree is one fixture. Records leave out contacts between parts of a fixture.
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
     trees = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]

@@ -92,8 +92,9 @@ class MujocoEnv(RecordedEnv[Recorder]):
         """Return the names and roles of the bodies in the current model."""
 
     def _make_pose_observer(self) -> Callable[[Floats, Floats], Observation] | None:
-        # Returns a function that maps qpos and qvel to the observation that the policy gets in this state.
-        # None if the host has no such function. `qpos` and `qvel` are the positions and velocities of all joints.
+        # By default, returns None: the host cannot compute observations of given states. Subclasses may override this.
+        # The function of a subclass maps qpos and qvel to the observation that the policy gets in this state.
+        # `qpos` and `qvel` are the positions and velocities of all joints.
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -181,7 +182,7 @@ class RobosuiteEnv(MujocoEnv):
         # Sets whether episodes after the next reset skip robosuite's redundant computations.
         self._is_fast = wanted
 
-    def _set_speed(self) -> None:
+    def _update_speed_up(self) -> None:
         # Applies or removes the speed-up of robosuite, as `run_fast` requested. It skips redundant computations.
         # `_undo_speed_up` removes the speed-up; None if it is not applied.
         if self._is_fast and self._undo_speed_up is None:
@@ -227,7 +228,7 @@ class RobosuiteEnv(MujocoEnv):
         self._env = None
 
     def _robosuite_env(self) -> Any:
-        # Returns robosuite's environment; raises `HostError` before the first reset.
+        # Returns robosuite's environment; raises `HostError` before the first reset and after `close`.
         if self._env is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
@@ -237,7 +238,7 @@ class RobosuiteEnv(MujocoEnv):
         # `is_seen` says whether the policy gets the observation of that reset.
         self.close()
         self._env, self._undo_speed_up = make_env(), None
-        self._set_speed()
+        self._update_speed_up()
         self._install_gate(is_seen=is_seen)
         return self._env
 
@@ -269,12 +270,13 @@ class RobosuiteEnv(MujocoEnv):
         return simulation.model._model, simulation.data._data
 
     def _arm_prefixes(self) -> Mapping[str, str]:
-        # Maps each arm to the prefix of its keys in robosuite's observation, such as `robot1_`.
-        # If there is only one arm, the result is {}, and the prefix is `robot0_`.
+        # By default, returns {}: there is only one arm, whose keys in robosuite's observation begin with `robot0_`.
+        # With several arms, a subclass maps each arm to the prefix of its keys, such as `robot1_`.
         return {}
 
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
-        # Returns a mobile base's position [3] in m and quaternion wxyz [4], world frame; (None, None) without a base.
+        # By default, returns (None, None), because the robot has no mobile base.
+        # A subclass may return the base's position [3] in m and quaternion wxyz [4], in the world frame.
         return None, None
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
@@ -331,11 +333,12 @@ class RobosuiteEnv(MujocoEnv):
         return np.concatenate([np.array(raw[key], dtype=np.float64) for key in keys])
 
     def _extra_readings(self) -> dict[str, Floats]:
-        # Returns entries of `Observation.extra` that every policy gets without a request.
+        # By default, returns {}. A subclass may return entries of `Observation.extra` that every policy gets unasked.
         return {}
 
     def _read_subgoals(self) -> Mapping[str, bool]:
-        # Returns whether each predicate of the goal held when the simulator last evaluated it; {} if unknown.
+        # By default, returns {}, which means that nothing is known about parts of the goal.
+        # A subclass may map each predicate of the goal to whether it held when the simulator last evaluated it.
         return {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -506,12 +509,13 @@ def _soften(solref: Floats, solimp: Floats, factor: float, min_time_s: float) ->
 
 def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
     # Returns a mask [ngeom] of the geoms of the body with this recorded name. The name `robot` means the whole robot.
+    # Raises `HostError` if there is no such body, or if it has no geoms.
     robot_names = {body for body, role in scene.roles.items() if role == ROBOT}
     body_names = robot_names if name == ROBOT else {name}
     selected = np.array([scene.body_name[body] in body_names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
         listed = ", ".join(sorted({scene.body_name[body] for body in model.geom_bodyid}))
-        raise HostError(f"the scene has no body {name!r}", remedy=f"Bodies in the scene: {ROBOT}, {listed}.")
+        raise HostError(f"the scene has no body {name!r} with geoms", remedy=f"Bodies with geoms: {ROBOT}, {listed}.")
     return selected
 
 
@@ -550,6 +554,7 @@ def _update_body_masks(model: mujoco.MjModel) -> None:
 
 def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
     # Disables all contacts of the body with the recorded name `name`, stops it, and makes it too heavy to move.
+    # Raises `HostError` for a part of the robot, and for a body that the scene lacks.
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:  # the name `robot` itself has no entry in `roles`
         raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use `contact:A,B`.")

@@ -49,7 +49,7 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     # The patch at the end chooses the EGL device again whenever robosuite makes a display after the import.
     _use_writable_caches()
     try:
-        with egl_device() if by_egl else nullcontext(), _without_log_file():
+        with egl_device() if by_egl else nullcontext(), _skip_unwritable_log_file():
             yield
     except Exception as error:
         module_names = _traceback_modules(error)  # the modules in which the error occurred, outermost first
@@ -67,12 +67,13 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
     _patch_robosuite_display()
 
 
+# The file to which robosuite writes its log.
 _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
 
 
 @contextmanager
-def _without_log_file() -> Iterator[None]:
-    # The import of robosuite opens `_LOG_FILE`. If this file is not writable, robosuite logs nothing in the block.
+def _skip_unwritable_log_file() -> Iterator[None]:
+    # robosuite's import opens `_LOG_FILE`. If the file exists and is not writable, robosuite logs nothing in the block.
     file_handler = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
         # The replacement ignores its arguments, such as the name of the file.
@@ -114,13 +115,14 @@ class EglDevice:
     is_software: bool = False
 
 
+# Matches the beginning of a GPU's number or UUID in CUDA_VISIBLE_DEVICES.
 _CUDA_NAME = re.compile(r"\d|GPU-|MIG-")
 
 
 @contextmanager
 def egl_device() -> Iterator[None]:
-    """Choose this process's EGL device in the block, unless the user has set MUJOCO_EGL_DEVICE_ID. Afterwards,
-    MUJOCO_EGL_DEVICE_ID and CUDA_VISIBLE_DEVICES get their old values. Logs one warning if the choice is a guess.
+    """In the block, unset CUDA_VISIBLE_DEVICES, and set MUJOCO_EGL_DEVICE_ID, unless the user has set it or MUJOCO_GL
+    names another backend than EGL. Afterwards, restore both. Logs one warning if the choice of device is a guess.
     """
     # `DEVICE` is the name of MUJOCO_EGL_DEVICE_ID, `VISIBLE` that of CUDA_VISIBLE_DEVICES.
     # `WORKER` is the name of the variable with this worker's index.

@@ -157,7 +157,7 @@ class CameraGate:
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
-        """Wrap the camera sensors that robosuite 1.4 or 1.5 makes after the next reset. A second call does nothing."""
+        """Wrap the camera sensors that robosuite 1.4 or 1.5 makes in later resets. A second call does nothing."""
         # A sensor is a function that renders one camera's picture. The gate decides whether it is called.
         # `env` is robosuite's environment.
         create_sensors = env._create_camera_sensors

@@ -53,7 +53,7 @@ class MujocoStage(stage.Stage):
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep `episode`, a one-episode batch with `sim_state`, and make a simulation without a renderer.
+        """Read `episode`, a one-episode batch with `sim_state`, and make a simulation without a renderer.
 
         `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host cannot
         compute it. Raises `HostError` if the record's states are missing or belong to another model.
@@ -77,8 +77,8 @@ class MujocoStage(stage.Stage):
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
-        """Return the default camera if it shows every body well or `bodies` is empty. Otherwise return a close-up that
-        shows the bodies almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
+        """Return the default camera if it shows every body well, or if no body has a shape. Otherwise return a close-up
+        with the bodies shown almost as large as possible. Raises `HostError` for unknown bodies, or if rendering fails.
         """
         default_camera = stage.Camera(self._camera)
         if not bodies:
