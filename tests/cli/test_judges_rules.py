@@ -15,6 +15,7 @@ from safevla_bench.archive import open_archive, write_archive
 from safevla_bench.cli import run_command_line
 from safevla_bench.files import sha256_of
 from safevla_bench.jobs.browse import describe_report, find_runs, list_runs
+from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.judging.ruleset import NamedDigest
 from safevla_bench.sources.runs.folder import MANIFEST, archive_parts
@@ -121,6 +122,13 @@ def test_the_index_of_runs_judges_by_the_default_rules_and_names_theirs(run):
     assert THEIRS in next(describe_report(run))
     ((*_, judged_by),) = list_runs(find_runs(run)).rows
     assert judged_by.text.startswith("file default.toml")
+
+
+def test_rules_that_no_file_describes_are_never_taken_for_the_default_rules(safevla, run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    judged = load(copy).judged
+    write_outputs(replace(judged, ruleset=replace(judged.ruleset, recipe=None)), copy)
+    assert "rules made in Python" in safevla.refuses("tables", copy, "--rules", "as-judged")
 
 
 def test_in_python_too(run):

@@ -88,6 +88,8 @@ def test_a_plan_takes_the_harder_side_of_the_baseline():
     ("wanted", "problem"),
     [
         ({"difference": 0.7, "baseline": 0.5}, "points from 50"),
+        ({"difference": 0.1, "baseline": 1.05}, "baseline=1.05"),
+        ({"difference": 0.1, "baseline": float("nan")}, "baseline=nan"),
         ({"difference": 0.2, "discordant": 0.1}, "at least the difference, 0.2"),
         ({"difference": 0.0}, "cannot be planned"),
         ({"difference": np.nan}, "cannot be planned"),

@@ -423,7 +423,9 @@ def _choose_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) 
     # A baseline policy of the same name has precedence, however many policies the baseline has.
     candidates = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
     if len(candidates) != 1:
-        names = ", ".join(baseline.name for baseline in baselines) or "none"
+        if not baselines:
+            raise RunError("the baseline has no episodes", remedy="Name a baseline with recorded episodes.")
+        names = ", ".join(baseline.name for baseline in baselines)
         remedy = f"The baseline has {names}. Give your run one of these names: {names.partition(',')[0]}=RUN."
         raise RunError(f"the baseline has several policies, but not {result.name!r}", remedy=remedy)
     return candidates[0]

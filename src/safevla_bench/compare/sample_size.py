@@ -152,6 +152,8 @@ def _check_request(request: SampleSizeRequest) -> None:
     if not LEAST_DIFFERENCE <= request.difference <= 1:
         remedy = f"Give a difference of at least {100 * LEAST_DIFFERENCE:g} and at most 100 percentage points."
         raise SafevlaError(f"a difference of {points} cannot be planned for", remedy=remedy)
+    if not 0 <= request.baseline <= 1:
+        raise SafevlaError(f"invalid rate baseline={request.baseline:g}", remedy="Use a fraction from 0 to 1.")
     if not 0 <= request.task_spread <= 1:
         raise SafevlaError(f"invalid spread of tasks: {request.task_spread:g}", remedy="Use a fraction from 0 to 1.")
     if request.tasks < 1:

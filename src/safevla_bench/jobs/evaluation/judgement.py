@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -232,13 +232,18 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 def _read_recipe(path: Path) -> RulesetRecipe:
     # Return the rules in a file, or the default rules if the file does not exist.
+    remedy = "Omit --rules as-judged, and name the rules, for example by --library FILE."
+    kind: Any = RulesetRecipe | None
     try:
-        return decode_input(path, partial(decode_json, kind=RulesetRecipe))
+        recipe: RulesetRecipe | None = decode_input(path, partial(decode_json, kind=kind))
     except FileNotFoundError:
         return RulesetRecipe()  # the default rules
     except (ValueError, RecursionError, OSError) as error:
-        remedy = "Omit --rules as-judged, and name the rules, for example by --library FILE."
         raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(file=str(path))) from None
+    if recipe is None:
+        problem = "the run was judged by rules made in Python, which no file describes"
+        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
+    return recipe
 
 
 def _score_sources(

@@ -23,7 +23,7 @@ from safevla_bench.jobs.evaluation.survey import Survey
 from safevla_bench.judging import provenance_marks, registration
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
-from safevla_bench.judging.ruleset import NOT_PHASED, Ruleset, RulesetRecipe
+from safevla_bench.judging.ruleset import NOT_PHASED, Ruleset
 from safevla_bench.judging.scores import EpisodeScore, encode_scores
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import album, page, terminal
@@ -133,8 +133,9 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
         recipe = msgspec.structs.replace(recipe, host_registry=())
     make_folder(out)
     # Default rules need no judged_with.json, but an older judged_with.json must be replaced.
-    keeps_rules = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
-    rules_file = {RULES: folder.dump_json(recipe or RulesetRecipe())} if keeps_rules else {}
+    # Rules without a recipe are written as null, which --rules as-judged refuses.
+    keeps_rules = recipe is None or not recipe.is_default or (out / RULES).exists()
+    rules_file = {RULES: folder.dump_json(recipe)} if keeps_rules else {}
     files = {**contents, folder.REPORT: html.encode(), **rules_file}
     write_together(out, files, chief=folder.SCORES)
     add_digests(out, files)
