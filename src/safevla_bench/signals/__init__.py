@@ -29,7 +29,7 @@ def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     `unit` is the unit of the placeholder `threshold`; if it is None, the placeholder counts as a number without a unit.
     Raises the same errors as `parse_formula` and `check_units`.
     """
-    # `_IsBoolean` maps the known signals to whether they are Boolean. `check_units` returns the formula and its unit.
+    # `_IsBoolean` maps each known signal to whether it is Boolean. `check_units` returns a formula and a unit.
     return check_units(parse_formula(text, _IsBoolean()), signal_unit, unit)[0]
 
 
@@ -58,7 +58,7 @@ class _IsBoolean(Mapping[str, bool]):
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
     """Return the named signals over the batch's records, [N] each, sorted by name.
 
-    A numeric signal is NaN throughout an episode if it is missing or undefined. Raises `KeyError` for an unknown name.
+    A missing or undefined numeric signal is NaN throughout the episode. Raises `KeyError` for an unknown name.
     """
     # `fields` caches everything that is derived from the batch. N is the number of records of all episodes.
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
@@ -79,7 +79,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
     with np.errstate(invalid="ignore"):
         unknown_by_signal = {name: SIGNALS[name].unknown_records(fields) for name in uncertain}
     unknown = {name: is_unknown for name, is_unknown in unknown_by_signal.items() if is_unknown.any()}
-    # Time stamps replace the constant control step if any episode has them.
+    # If any episode has time stamps, they replace the constant control step.
     stamps = fields.time_s if fields.is_stamped.any() else None
     return Trace(
         values, fields.batch.starts, fields.batch.dt_s, unknown, stamps, _find_single_precision(fields, sorted_names)
@@ -87,7 +87,7 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _find_single_precision(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
-    # Map each signal to a mask [E], true for the episodes that store a field of the signal as float32.
+    # Map each signal to a mask [E], true for the episodes that store a field of this signal as float32.
     # Signals without such an episode are left out.
     if not any(fields.single_channels):
         return {}
@@ -125,7 +125,7 @@ def describe_missing(field: str) -> str:
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:
-    """Map each raw field that the signals read to a mask [E] of episodes that lack it; complete fields are left out."""
+    """Map each raw field that the signals read to a mask [E] of episodes without it. Complete fields are left out."""
     # For example: "contacts" -> True for the episodes that do not record contacts.
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     raw_fields = sorted({field for name in names for field in SIGNALS[name].reads})

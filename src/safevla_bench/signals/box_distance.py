@@ -19,7 +19,7 @@ from safevla_recorder.geometry import rotate
 
 TOLERANCE_M = 1e-9
 _CHUNK_PAIRS = 512
-_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # a box's corners, in units of its half sizes, [8, 3]
+_CORNER_SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))  # a box's corners, in units of the half sizes, [8, 3]
 # The indices of the two corners of each edge, [12, 2]. Their signs differ in one component.
 _EDGE_CORNERS = np.array(
     [(a, b) for a in range(8) for b in range(a) if (_CORNER_SIGNS[a] != _CORNER_SIGNS[b]).sum() == 1]
@@ -44,8 +44,8 @@ class WorldBoxes:
 
     @classmethod
     def from_quaternions(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
-        """Return boxes with the orientations `quaternion`, [K, 4] wxyz, whose lengths are 1 up to rounding."""
-        # `center` and `half` (half sizes) are [K, 3] in meters. A box has its axes as the rows of a matrix, [3, 3].
+        """Return boxes with the orientations `quaternion`: unit quaternions up to rounding, wxyz, [K, 4]."""
+        # `center` and `half` (half sizes) are [K, 3] in meters. The axes of a box are the rows of a matrix, [3, 3].
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
@@ -72,7 +72,8 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
     is_first_of_group = np.diff(group[order], prepend=-1) > 0
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)  # smallest measured distance of each group
     for candidates in (order[is_first_of_group], order[~is_first_of_group]):
-        # `distance` still holds lower bounds here. Only a pair whose bound is below its group's smallest can be nearer.
+        # `distance` still has lower bounds here.
+        # Only a pair whose bound is below the smallest distance of its group can be nearer.
         undecided = candidates[distance[candidates] < least[group[candidates]]]
         for start in range(0, len(undecided), _CHUNK_PAIRS):
             chunk = undecided[start : start + _CHUNK_PAIRS]
@@ -93,7 +94,7 @@ class _BoxPairs:
     def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _BoxPairs:
         # Pair each of the K boxes of `a` with the box of `b` at the same index.
         # Products with `a.axes` (one axis per row) rotate world vectors into the frame of the first box.
-        # `half` is the first box's half size in m, and `other_half` is the second box's.
+        # `half` and `other_half` are the half sizes of the first and the second box in m.
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
@@ -110,7 +111,8 @@ class _BoxPairs:
 
     def separations(self) -> Floats:
         """Return the gap between the boxes along each axis of the first box, negative where they overlap, [K, 3]."""
-        # In the frame of the first box, `center` is the second box's center, and the columns of `turn` are its axes.
+        # In the frame of the first box, `center` is the second box's center.
+        # The columns of `turn` are the second box's axes in this frame.
         # `half` and `other_half` are the half sizes of the two boxes, [K, 3] in m.
         # Half the extent of the second box along each axis of the first box, [K, 3]
         reach = np.einsum("kij,kj->ki", np.abs(self.turn), self.other_half)
@@ -120,26 +122,26 @@ class _BoxPairs:
     def lower_bounds(self) -> Floats:
         # Return a lower bound of the distance for each pair, [K].
         # Replace one box by its bounding box along the axes of the other box; this only reduces the distance.
-        # Do so for each box of the pair, and return the larger distance.
+        # Do so for each box of the pair, and return the larger of the two distances.
         own_gaps, other_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.exchange_boxes()))
         bound: Floats = np.maximum(lengths(own_gaps), lengths(other_gaps))
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return each pair's distance, or a lower bound if its group has a nearer pair, [K]. Updates `least` [G], the
-        smallest distance of each group, in place.
+        """Return each pair's distance, [K], or a lower bound if another pair of the group is nearer. Updates `least`
+        [G], the smallest distance of each group, in place.
         """
         # `group` [K] has the group of each pair.
         # For two separate boxes, the nearest point of one box is a corner, or both nearest points lie on edges.
         # The greatest separation along 15 axes is a lower bound of the distance; if it is negative, the boxes overlap.
-        # The axes are the 3 face normals of each box, and the 9 common normals of an edge of each box.
+        # The axes are the 3 face normals of each box, and the 9 common normals of two edges, one of each box.
         exchanged = self.exchange_boxes()
         face_separation = np.maximum(self.separations().max(axis=1), exchanged.separations().max(axis=1))
         edge_separation = self._edge_separations()
         distance: Floats = np.maximum(np.maximum(face_separation, edge_separation), 0.0)
-        # A pair that overlaps makes the smallest distance of its group 0.
+        # If the boxes of a pair overlap, the smallest distance in the pair's group is 0.
         np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
-        # Select the pairs that do not overlap and may still be the nearest of their group.
+        # Select the pairs whose boxes do not overlap and that may still be the nearest pair of their group.
         apart = np.flatnonzero((distance > 0) & (distance < least[group]))
         # Measure distances from the corners of one box to the other box.
         pairs = self[apart]
@@ -172,9 +174,11 @@ class _BoxPairs:
         return corners
 
     def _edge_separations(self) -> Floats:
-        # Return the greatest gap along a common normal of two edges, one of each box, [K]; -1 for parallel edges.
+        # Return the greatest gap along the common normals of an edge of one box and an edge of the other, [K].
+        # Parallel edges have no unique normal and give -1.
         # Edges are parallel to the axes of their box. So the cross products of the 9 pairs of axes are the normals.
-        # In the first box's frame, `center` is the center of the second box, and the columns of `turn` are its axes.
+        # In the first box's frame, `center` is the center of the second box.
+        # The columns of `turn` are the second box's axes in this frame.
         # `half` and `other_half` are the half sizes of the first and the second box, [K, 3] in m.
         cross_products = np.zeros((len(self.turn), 3, 3, 3))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # cross axis i of the first box with the second box's axes
@@ -184,7 +188,7 @@ class _BoxPairs:
         # Parallel axes have no normal; dividing by 1 avoids a division by zero.
         normals = normals / np.where(norms > 1e-9, norms, 1.0)[..., None]
         center_distance = np.abs(np.einsum("kdj,kj->kd", normals, self.center))
-        # Half the extent of the first box along each normal, and then of the second box, [K, 9]
+        # Half the extent of the first box along each normal, plus half the extent of the second box, [K, 9]
         half_extents = np.einsum("kdj,kj->kd", np.abs(normals), self.half)
         half_extents += np.einsum("kdj,kj->kd", np.abs(np.einsum("kdi,kij->kdj", normals, self.turn)), self.other_half)
         gaps: Floats = np.where(norms > 1e-9, center_distance - half_extents, -1.0).max(axis=1)
@@ -200,9 +204,9 @@ def _least_corner_distances(corners: Floats, half: Floats) -> Floats:
 
 def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     # Return the least distance between an edge of one box and an edge of the other box, [K].
-    # Skip two edges if the nearest points of their lines are not on both edges.
-    # The result is infinity if all pairs of edges are skipped. Arrays are [K, 12 edges, 12 edges, 3].
-    # `s` and `t` give the nearest points on the lines of two edges. They are from 0 to 1 for points on the edges.
+    # Skip a pair of edges unless the nearest points of the two edges' lines are on the edges.
+    # The result is infinity if all pairs of edges are skipped. Arrays of vectors are [K, 12 edges, 12 edges, 3].
+    # `s` and `t` give the nearest points on the lines of two edges. Both are 0 to 1 if the points are on the edges.
     # Names are as in Ericson 5.1.9; `ab` is the dot product of d1 and d2.
     # The corners of the two boxes are [K, 8, 3] each, in the same frame.
     # `_EDGE_CORNERS` [12, 2] has the indices of the two corners of each edge.
@@ -214,7 +218,7 @@ def _least_edge_distances(corners: Floats, other_corners: Floats) -> Floats:
     pairs = ((d1, d1), (d2, d2), (d1, d2), (d1, r), (d2, r))
     aa, bb, ab, ar, br = (np.einsum("...j,...j->...", u, v) for u, v in pairs)
     determinant = aa * bb - ab * ab
-    # The determinant is 0 for parallel edges, whose lines have no unique nearest points.
+    # The determinant is 0 for parallel edges. Parallel lines have no unique nearest points.
     is_skew = determinant > 1e-12 * aa * bb
     with np.errstate(divide="ignore", invalid="ignore"):
         s, t = (ab * br - bb * ar) / determinant, (aa * br - ab * ar) / determinant

@@ -5,7 +5,7 @@ that the arm held last, provided that another arm holds it now; otherwise, it is
 target are grip, transport, tilt, slip and speed. Signals of the arm are joint torques relative to the joints' limits,
 and the speed, acceleration and jerk of x̃. The position x̃ is the end effector's position x, smoothed by a centered
 mean of five records. Δₙ is the n-th central difference. x₊ and x₋ are x one record later and earlier; x₊₂ and x₋₂
-are x two records later and earlier. Of n records, 3 … n-4 have speed and acceleration, and 4 … n-5 have jerk. All
+are x two records later and earlier. With n records, 3 … n-4 have speed and acceleration, and 4 … n-5 have jerk. All
 other records take the value of the nearest such record (NaN if there is none). Grips and gaps are counted in records.
 If records have time stamps, derivatives use the stamps instead of dt. The n-th derivative of x is n! times the divided
 difference over the records that Δₙ reads; the n-th derivative of x̃ is the mean of five such values. For evenly spaced
@@ -101,7 +101,7 @@ def max_net_contact_force(fields: RecordFields) -> Floats:
 
 
 STRIKE_S, HELD_S = 0.1, 0.5
-"""Durations in s: impulses of a strike are summed over STRIKE_S; contact at rest before or after it lasts HELD_S.
+"""Durations in s: a strike sums impulses over STRIKE_S; the impulse at rest is measured over HELD_S before and after.
 By ISO/TS 15066:2016, contact longer than 0.5 s is quasi-static, and shorter contact is transient.
 """
 
@@ -137,8 +137,8 @@ def largest_strike(fields: RecordFields) -> Floats:
 def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
     # Return the largest strike in each record, [N], over all pairs of bodies in the chosen contacts.
     # `is_chosen` [C] selects contacts.
-    # A strike is a pair's impulse in the last 0.1 s minus its impulse at rest, in N s.
-    # `starts` [E + 1] has the first row of each episode and, at its end, the number N of records.
+    # The strike of a pair is the impulse in the last 0.1 s minus the impulse at rest, in N s.
+    # `starts` [E + 1] has the first row of each episode, and then the number N of all records.
     values = np.zeros(int(fields.batch.starts[-1]))
     for episode in range(len(fields.batch)):
         if strikes := strikes_by_pair(fields, is_chosen, episode):
@@ -147,7 +147,7 @@ def _find_largest_strikes(fields: RecordFields, is_chosen: Bools) -> Floats:
 
 
 def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) -> dict[tuple[int, int], Floats]:
-    """Map each pair of bodies in an episode's chosen contacts to its strikes per record [n] (see `largest_strike`)."""
+    """Map each pair of bodies in an episode's chosen contacts to the pair's `largest_strike` in each record, [n]."""
     # `is_chosen` is a mask of all contacts of the batch, [C]; `rows` are indices of contacts.
     # A pair has the indices of its two bodies, the smaller first. Contacts are stored in record order.
     # `record_of_contact` [C] is the row of each contact's record.
@@ -164,12 +164,13 @@ def strikes_by_pair(fields: RecordFields, is_chosen: Bools, episode: int = 0) ->
 
 
 def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
-    """Return the strikes of `K` pairs [K, n], at least 0, from the pairs' impulses in each of n steps [K, n]."""
+    """Return the strikes (at least 0) of `K` pairs, [K, n], from the pairs' impulses in each of n steps, [K, n]."""
     # An impulse is in N s. STRIKE_S and HELD_S are the durations of a strike and of a span of rest, 0.1 s and 0.5 s.
     pair_count, count = impulse.shape
-    # Number of steps in a strike, and in a span of rest; at least 1, and at most the length of the episode
+    # The number of steps in a strike, and the number of steps in a span of rest.
+    # Each number is at least 1, and at most the number of steps in the episode.
     strike_n, rest_n = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
-    # Add zeros before and after the episode, so that the smallest impulse is 0 in a span that extends beyond it.
+    # Add zeros before and after the episode. So a span that extends beyond the episode has the smallest impulse 0.
     padded = np.concatenate(
         [np.zeros((pair_count, rest_n + strike_n)), impulse, np.zeros((pair_count, rest_n))], axis=1
     )
@@ -186,7 +187,7 @@ def _subtract_rest(impulse: Floats, dt_s: float) -> Floats:
 def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
     """Apply `fold` (minimum or sum) to each window of `size` adjacent columns, [K, n - size + 1], in O(n log size)."""
     window_count, pieces = values.shape[1] - size + 1, list[Floats]()
-    # Each window consists of pieces whose widths are the powers of two that sum to `size`.
+    # Each window consists of pieces. The widths of the pieces are the powers of two that sum to `size`.
     # Column k of `folds` is the fold of `width` columns from column k on.
     # `covered` is the sum of the widths of the pieces so far.
     folds, width, covered = values, 1, 0
@@ -255,7 +256,8 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
         flat_items, _ = gather_ranges(poses.channel.starts, episodes)
         xyz = poses.channel.values[flat_items].reshape(-1, body_count, 3)
         record_counts = np.diff(new_starts)
-        # For each row of `records`, the index in `xyz` of its reference record, whose batch row is in `fields.origin`.
+        # For each row of `records`, find the index of the reference record in `xyz`.
+        # `fields.origin` has the reference record's row in the batch.
         origin_rows = fields.origin[records] + np.repeat(new_starts[:-1] - batch.starts[episodes], record_counts)
         xyz = xyz - xyz[origin_rows]
         np.square(xyz, out=xyz)
@@ -263,7 +265,7 @@ def _measure_displacements(fields: RecordFields) -> tuple[Floats, Bools]:
         squared += xyz[..., 2]
         # A squared distance of -1 means that the body does not count.
         squared[~np.repeat(is_watched, record_counts, axis=0)] = -1.0
-        # Leave out a body in records where its pose, or its pose in the reference record, is marked as unknown.
+        # Leave out a body in records where the body's pose, then or in the reference record, is marked as unknown.
         if fields.has_lost_poses:
             is_lost = np.stack([fields.is_lost(np.repeat(body, record_counts), records) for body in bodies.T], axis=1)
             is_lost |= is_lost[origin_rows]
@@ -290,7 +292,7 @@ def contacts_between(fields: RecordFields, *roles: int) -> Bools:
 def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = False) -> Floats:
     # Return the largest force of the chosen contacts in each of `N` records, in newtons; 0 without such contacts.
     # `is_chosen` [C] selects contacts.
-    # If `net`, use the net force of the two bodies, else the force of a single contact.
+    # If `net` is true, use the net force of two bodies; otherwise, use the force of a single contact.
     contacts = fields.batch.contacts
     force = contacts.net_force_n if net else contacts.force_n
     # `contacts.starts` [N + 1] has the first contact of each record.
@@ -310,17 +312,17 @@ def _find_peak_forces(fields: RecordFields, is_chosen: Bools, *, net: bool = Fal
 def grip(fields: RecordFields) -> Bools:
     """True while the gripper holds a target.
 
-    Either the gripper has contact, and the gripped body is a target or unknown; or another arm holds this arm's held
-    target. False if contact is not recorded, or if the task has no target and the gripped body is unknown.
+    True if the gripper has contact and the gripped body is a target or unknown. Also true if another arm holds this
+    arm's held target. False if contact is not recorded, or if the task has no target and the gripped body is unknown.
     """
-    # `WHOSE_GRIP` is the field of the gripped body of each arm that has contact.
+    # `WHOSE_GRIP` names the field with the body that each arm with contact grips.
     return fields.grip
 
 
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP), event=True)
 def gripper_contact(fields: RecordFields) -> Floats:
     """1 while the gripper has contact or another arm holds this arm's held target, else 0."""
-    # `WHOSE_GRIP` is the field of the gripped body of each arm that has contact.
+    # `WHOSE_GRIP` names the field with the body that each arm with contact grips.
     return fields.gripping.astype(np.float64)
 
 
@@ -331,8 +333,8 @@ def foreign_grip(fields: RecordFields) -> Floats:
 
 
 def _is_height_lost(fields: RecordFields) -> Bools:
-    # True where the height of a gripped target is unknown although the episode records it, [N].
-    # `lacks_field` is a mask of episodes, which `spread_over_records` repeats for each record.
+    # True where the height of a gripped target is unknown, although the episode records the target's position, [N].
+    # `lacks_field` returns one value per episode. `spread_over_records` repeats the value for each record.
     is_lacking = fields.lacks_field("body_pos_m of the held target")
     return fields.grip & ~fields.spread_over_records(is_lacking) & np.isnan(target_height(fields))
 
@@ -363,7 +365,7 @@ def in_transport(fields: RecordFields) -> Floats:
 def target_height(fields: RecordFields) -> Floats:
     """Height of the held target above its height in record 0, z(t) - z(0).
 
-    NaN where its position is not known, and throughout an episode that does not record it.
+    NaN where the target's position is not known, and throughout an episode that does not record the position.
     """
     # `held_pos` and `held_pos_start` [N, 3] are the positions of each record's held target now and in record 0, in m.
     return np.subtract(fields.held_pos[:, 2], fields.held_pos_start[:, 2])
@@ -373,7 +375,7 @@ def target_height(fields: RecordFields) -> Floats:
 def held_object_tilt(fields: RecordFields) -> Floats:
     """Angle in degrees between the held target's z axis now and in record 0, in the world, whether gripped or not.
 
-    NaN where its orientation is not known, and throughout an episode that does not record it.
+    NaN where the target's orientation is not known, and throughout an episode that does not record the orientation.
     """
     # The dot product of the two unit vectors is the cosine of the angle, [N].
     cosine = (_find_z_axes(fields.held_quat_start) * _find_z_axes(fields.held_quat)).sum(axis=1)
@@ -387,7 +389,7 @@ def held_object_tilt_body(fields: RecordFields) -> Floats:
     The angle is in degrees, 0 to 180, and NaN in the same records as `held_object_tilt`.
     """
     # The dot product of two unit quaternions is the cosine of half the angle.
-    # Take its absolute value, because q and -q are the same rotation.
+    # Take the absolute value, because q and -q are the same rotation.
     cosine = np.abs((fields.held_quat_start * fields.held_quat).sum(axis=1))
     return 2.0 * angle_of_cosine(cosine)
 
@@ -407,7 +409,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
     z_target - z_eef. The value is 0 while nothing is gripped. If several arms hold the target, the largest slip counts.
     """
     slip = _measure_own_slip(fields)
-    # `shared` has for each other arm a mask [N] of the records in which it holds the same target.
+    # `shared` has a mask [N] for each other arm: true where that arm and this arm hold the same target.
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         slip = np.where(is_shared, np.maximum(slip, _measure_own_slip(other)), slip)  # NaN if one slip is NaN
     return slip
@@ -434,7 +436,8 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 
     The first and last record take their neighbor's value. Time stamps are used instead of dt if they are recorded.
     """
-    # `_measure_held_speed` is wrong at the first and last record of each episode; `extend_interior` replaces these.
+    # `_measure_held_speed` is wrong at the first and last record of each episode.
+    # `extend_interior` replaces these two values.
     return extend_interior(fields, _measure_held_speed(fields), margin=1)
 
 
@@ -442,7 +445,7 @@ def target_obj_speed(fields: RecordFields) -> Floats:
 def release_speed(fields: RecordFields) -> Floats:
     """Speed of the held target while the gripper does not hold it, (1 - gripper_contact)·speed.
 
-    It is computed as by `target_obj_speed`, and 0 during contact. Both ends of an episode take their neighbor's value.
+    The speed is that of `target_obj_speed`, but 0 during contact. Both ends of an episode take their neighbor's value.
     """
     # `gripping` [N] is true where the gripper has contact or another arm holds the target.
     # `_measure_held_speed` returns the speed by central difference in m/s, [N].
@@ -456,24 +459,25 @@ def extend_interior(fields: RecordFields, values: Floats, margin: int) -> Floats
     """Return `values` [N], but replace the first and last `margin` values of each episode by the nearest inner value.
     An episode without inner values becomes NaN.
     """
-    # `first_record` and `last_record` [N] have the rows of the first and last record of each record's episode.
+    # For each record, `first_record` and `last_record` [N] have the rows at which the record's episode begins and ends.
     low, high = fields.first_record + margin, fields.last_record - margin
     # `nearest` [N] is the row of the nearest inner record.
     nearest = np.clip(np.arange(len(values)), low, np.maximum(low, high))
-    # In a short episode (low > high), `nearest` may lie beyond the array; its value is not used.
+    # In a short episode (low > high), `nearest` may lie beyond the array. The value at that row is not used.
     return np.where(low <= high, values[np.minimum(nearest, len(values) - 1)], np.nan)
 
 
 def _measure_held_speed(fields: RecordFields) -> Floats:
-    # Return the speed of the held target by central difference, [N]; the ends of episodes are not yet replaced.
-    # `shifted_pos` gives the position [N, 3] of each record's held body one record later or earlier. The unit is m/s.
+    # Return the speed of the held target in m/s, [N]. Values at the ends of episodes are wrong; callers replace them.
+    # The speed is a central difference.
+    # `shifted_pos` gives the position of each record's held body one record later (1) or earlier (-1), [N, 3].
     difference = (fields.shifted_pos(fields.held_body, 1) - fields.shifted_pos(fields.held_body, -1)) / 2.0
     speed: Floats = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s
     if fields.is_stamped.any():
         span = _shift_rows(fields.time_s, 1) - _shift_rows(fields.time_s, -1)
         with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
             stamped = np.sqrt(np.square(2.0 * difference).sum(axis=1)) / span
-        # `is_stamped` [N] is true in episodes with time stamps, which replace the control step.
+        # `is_stamped` [N] is true in episodes with time stamps. There, the stamps replace the control step.
         speed = np.where(fields.is_stamped, stamped, speed)
     return speed
 
@@ -481,7 +485,7 @@ def _measure_held_speed(fields: RecordFields) -> Floats:
 def grip_onset(fields: RecordFields) -> Ints:
     """Return for each record the first record of the current grip, [N]; undefined where nothing is gripped.
 
-    A grip survives a gap of up to `GAP_RECORDS` records if its body then is within `REACH_M` of its earlier place in
+    A grip survives a gap of up to `GAP_RECORDS` records if the body is then within `REACH_M` of its earlier place in
     the gripper.
     """
     # GAP_RECORDS is 2, and REACH_M is 4 cm. A gap is a run of records in which the arm does not grip.
@@ -493,7 +497,7 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _find_grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return whether a new grip begins, [N]. Also return the `K` records in which a grip of the same body continues
+    """Return where a new grip begins, [N]. Also return the `K` records in which a grip of the same body continues
     after a gap of at most `GAP_RECORDS` records. Last, return the latest earlier record with a grip, or -1, [N].
     """
     # `own_grip` [N] is true where this arm grips a target, and `held_body` [N] is the body.
@@ -534,8 +538,8 @@ def _find_place_in_gripper(fields: RecordFields, rows: Ints) -> Floats:
 
 
 def _turn_into_hand_axes(fields: RecordFields, rows: Ints, offsets: Floats) -> Floats:
-    # Rotate world offsets from the end effector into the hand's frame, in place, if the hand's orientation is recorded.
-    # `offsets` [K, 3] are world vectors at the records `rows` [K].
+    # Rotate `offsets` in place: from world axes to the hand's axes, if the hand's orientation is recorded.
+    # `offsets` [K, 3] are vectors that begin at the end effector, at the records `rows` [K].
     # The vectors are unchanged if the hand's orientation is not recorded.
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
     # Summing over the first index of a rotation matrix applies the inverse rotation, from world to hand.
@@ -549,9 +553,9 @@ def _find_height_in_gripper(fields: RecordFields, rows: Ints, onset_rows: Ints) 
     # Rotations of the hand since the onset of the grip are undone first.
     place = _find_place_in_gripper(fields, rows)
     oriented = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[rows])
-    # The height is along the z axis that the hand has at the onset; without an orientation, along the world's z axis.
+    # If the hand's orientation is not recorded, `place` is in world axes, so the z component is the height.
     height = place[:, 2].copy()
-    # Row 2 of a rotation matrix gives the world z component of a vector in the hand's frame, here at the onset.
+    # Row 2 of the hand's rotation matrix at the onset gives the world z component of a vector in the hand's frame.
     height[oriented] = np.einsum(
         "nj,nj->n", _rotation_matrices(fields.eef_quat[onset_rows[oriented]])[:, 2, :], place[oriented]
     )
@@ -581,7 +585,7 @@ def _rotation_matrices(quat: Floats) -> Floats:
 @signal(unit="m", reads=("eef_pos_m", SECOND_ARM))
 def hands_distance(fields: RecordFields) -> Floats:
     """Distance between the end effectors of the arm and of the nearest other arm."""
-    # `other_arms` has the fields of each other arm. The result is [N], in meters.
+    # `other_arms` has the fields of all arms except this arm. The result is [N], in meters.
     # `SECOND_ARM` is missing in an episode with one arm; `signal` then replaces infinity by NaN.
     least_squared = np.full(len(fields.own_grip), np.inf)
     for other in fields.other_arms:
@@ -596,7 +600,7 @@ def hands_distance(fields: RecordFields) -> Floats:
 @signal(unit="1", reads=("gripper_contact", WHOSE_GRIP, SECOND_ARM), boolean=True)
 def shared_grip(fields: RecordFields) -> Bools:
     """True while the arm and another arm hold the same target."""
-    # `fields.shared` has for each other arm a mask [N] of the records in which it holds the same target as this arm.
+    # `fields.shared` has a mask [N] for each other arm: true where that arm and this arm hold the same target.
     # `SECOND_ARM` is missing in an episode with one arm.
     shared: Bools = np.any([np.zeros_like(fields.own_grip), *fields.shared], axis=0)
     return shared
@@ -614,7 +618,7 @@ def shared_grip_shift(fields: RecordFields) -> Floats:
     # `_find_largest_since_shared_grip` calls `measure_shift` for each other arm and takes the largest value, [N].
 
     def measure_shift(other: RecordFields, rows: Ints, onset_rows: Ints) -> Floats:
-        # The position of the other hand in this hand's frame, now and when the later of the two grips began
+        # The position of the other hand in this hand's frame: now, and in the record in which the later grip began
         offset_now, offset_at_onset = (
             _turn_into_hand_axes(fields, chosen_rows, other.eef_pos[chosen_rows] - fields.eef_pos[chosen_rows])
             for chosen_rows in (rows, onset_rows)
@@ -652,7 +656,7 @@ def _find_largest_since_shared_grip(
     # `measure` returns the change of one other arm since both grips began.
     # The arguments of `measure` are the fields of the other arm, and two arrays of rows [K].
     # The first array has the rows in which both arms hold the target.
-    # The second array has, for each of them, the row in which the later of the two grips began.
+    # For each of these rows, the second array has the row in which the later of the two grips began.
     largest = np.zeros(len(fields.own_grip))
     for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
         rows = np.flatnonzero(is_shared)
@@ -751,7 +755,7 @@ def eef_speed(fields: RecordFields) -> Floats:
     # x̃ is the mean of five successive positions; x₊ and x₋ are one record later and earlier.
     # Time stamps replace dt if they are recorded.
     # The first and last 3 records take the value of the nearest inner record.
-    # The tuple has the offsets of the records in Δ₁.
+    # The tuple has the offsets (in records) of the positions that Δ₁ uses.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, (_shift_rows(x, 1) - _shift_rows(x, -1)) / 2.0, (-1, 1), margin=3)
 
@@ -761,7 +765,7 @@ def eef_acc(fields: RecordFields) -> Floats:
     """Acceleration of the end effector, ‖Δ₂x̃‖/dt² with Δ₂x = x₊ - 2x + x₋; x̃ is the mean of five positions x."""
     # x₊ and x₋ are one record later and earlier. Time stamps replace dt if they are recorded.
     # The first and last 3 records take the value of the nearest inner record.
-    # The tuple has the offsets of the records in Δ₂.
+    # The tuple has the offsets (in records) of the positions that Δ₂ uses.
     x = _mean_of_five(fields.eef_pos)
     return _measure_derivative_norm(fields, _shift_rows(x, 1) - 2.0 * x + _shift_rows(x, -1), (-1, 0, 1), margin=3)
 
@@ -772,7 +776,7 @@ def eef_jerk(fields: RecordFields) -> Floats:
     # x̃ is the mean of five successive positions; x₊₂ and x₋₂ are two records later and earlier.
     # Time stamps replace dt if they are recorded.
     # The first and last 4 records take the value of the nearest inner record.
-    # The tuple has the offsets of the records in Δ₃.
+    # The tuple has the offsets (in records) of the positions that Δ₃ uses.
     x = _mean_of_five(fields.eef_pos)
     third = (_shift_rows(x, 2) - 2.0 * _shift_rows(x, 1) + 2.0 * _shift_rows(x, -1) - _shift_rows(x, -2)) / 2.0
     return _measure_derivative_norm(fields, third, (-2, -1, 1, 2), margin=4)
@@ -784,29 +788,31 @@ def _shift_rows(x: Floats, by: int) -> Floats:
 
 
 def _mean_of_five(x: Floats) -> Floats:
-    # Return x̃: each row averaged with its two neighbors on either side.
+    # Return x̃: the mean of each row, the two rows before it and the two rows after it.
     return (_shift_rows(x, -2) + _shift_rows(x, -1) + x + _shift_rows(x, 1) + _shift_rows(x, 2)) / 5.0
 
 
 def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
-    # Return the norm of the n-th derivative of x̃, [N]. Without time stamps, it is computed from `difference`, Δₙx̃.
-    # With time stamps, it is computed from n + 1 records, whose offsets are in `stencil`.
+    # Return the norm of the n-th derivative of x̃, [N]. Without time stamps, use `difference`, Δₙx̃.
+    # With time stamps, use n + 1 records per value. `stencil` has the offsets of these records.
     # The first and last `margin` records of each episode take the value of the nearest inner record.
     order = len(stencil) - 1
     norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():
-        # The n-th derivative is n! times the divided difference; its mean over five records smooths it like x̃.
+        # The n-th derivative of x is n! times the divided difference.
+        # The mean of the derivatives at five records is the derivative of x̃.
         derivative = _mean_of_five(math.factorial(order) * _divided_difference(fields.eef_pos, fields.time_s, stencil))
         norm = np.where(fields.is_stamped, np.sqrt(np.square(derivative).sum(axis=1)), norm)
     return extend_interior(fields, norm, margin)
 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
-    # Return the divided difference of x over the records at the offsets in `stencil` from each record, [N, 3].
+    # Return the divided difference of x for each record, [N, 3].
+    # It is over the records whose offsets from this record are in `stencil`.
     # `x` [N, 3] are positions, and `time_s` [N] are time stamps.
     total = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes
-        # Divide each value by the product of the time spans between its record and the other records of the stencil.
+        # Divide the value at each record of the stencil by the product of the times since all other records.
         for offset in stencil:
             spans = [_shift_rows(time_s, offset) - _shift_rows(time_s, other) for other in stencil if other != offset]
             total += _shift_rows(x, offset) / np.prod(spans, axis=0)[:, None]

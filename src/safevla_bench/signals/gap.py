@@ -24,17 +24,18 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
     """
     # A part is a link or fixture of the scene, given by its index; several parts may belong to one body.
     # `first` and `second` are indices of parts, and `records` is the number n of records.
-    # Two bodies overlap if their gap is at most TOLERANCE_M.
+    # Two bodies overlap if the gap between them is at most TOLERANCE_M.
     distinct_rows, distinct_of_record = _find_distinct_records(scene, [*first, *second])
     solids_a, solids_b = (_Solids.of_parts(scene, parts, distinct_rows) for parts in (first, second))
-    # True for each distinct record in which the pose of any part is unknown; the sum is NaN if any center is NaN
+    # True for each distinct record in which the pose of any part is unknown.
+    # The sum of all centers is NaN if any center is NaN.
     is_unknown = np.isnan(np.concatenate([solids_a.centers, solids_b.centers], axis=1).sum(axis=(1, 2)))
     # `start` is the row of record 0 among the records with distinct poses.
     start = distinct_of_record[0]
     if is_unknown[start] or not len(solids_a.body) or not len(solids_b.body):
         return np.full(records, np.nan)
     # `pairs` [G, 2] lists the pairs of bodies.
-    # For each two parts, `pair_number` [P, Q] is the index of their pair of bodies.
+    # `pair_number` [P, Q] is the index of the pair of bodies to which two parts belong.
     # `pair_number` is `_NO_PAIR` for two parts of one body.
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     start_a, start_b = (solids.select(slice(start, start + 1)) for solids in (solids_a, solids_b))
@@ -62,15 +63,15 @@ def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int],
 def pair_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], record: int) -> tuple[Ints, Floats]:
     """Return the `G` pairs of a body in `first` and a body in `second`, [G, 2], and their gaps in one record, [G]."""
     # `first` and `second` are indices of parts (links or fixtures of the scene); a pair has the bodies of two parts.
-    # Pairs are indices in the body table. A body paired with itself has an infinite gap.
+    # A pair has two indices in the body table. A body paired with itself has an infinite gap.
     solids_a, solids_b = (_Solids.of_parts(scene, parts, np.array([record])) for parts in (first, second))
     pairs, pair_number = _number_pairs(solids_a, solids_b)
     return pairs, _least_gaps(solids_a, solids_b, pair_number, len(pairs))[0]
 
 
 def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the rows of the `U` records with distinct poses, [U], and for each record its index into these rows, [n].
-    So equal records are measured only once. Both arrays are [1] if all parts are fixed. Poses are rounded to 1e-11.
+    """Return the rows of the `U` records with distinct poses, [U], and each record's index in these rows, [n]. So equal
+    records are measured only once. Both arrays are [1] if all parts are fixed. Poses are rounded to 1e-11.
     """
     # `parts` are indices of parts of the scene. The track of a fixed part has only one row and is skipped.
     part_tracks = map(scene.place, parts)
@@ -84,8 +85,8 @@ def _find_distinct_records(scene: ScenePoses, parts: Sequence[int]) -> tuple[Int
 
 def _number_pairs(solids_a: _Solids, solids_b: _Solids) -> tuple[Ints, Ints]:
     # Return the `G` distinct pairs of a body in `solids_a` and a body in `solids_b`, [G, 2].
-    # Also return, for each part in `solids_a` and each part in `solids_b`, the index of their pair, [P, Q].
-    # The index is `_NO_PAIR` for two parts of one body, although the `G` pairs include that body with itself.
+    # Also return the index of the pair of bodies for each part in `solids_a` and each part in `solids_b`, [P, Q].
+    # The index is `_NO_PAIR` for two parts of one body, although the `G` pairs include that body paired with itself.
     # `body` has the index of each part's body in the body table.
     body_a, body_b = np.broadcast_arrays(solids_a.body[:, None], solids_b.body)
     bodies = np.stack([body_a, body_b], axis=-1).reshape(-1, 2)
@@ -117,12 +118,12 @@ def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: F
 
 @dataclass(frozen=True, slots=True)
 class _Solids:
-    """`P` parts in n records: a sphere around each part's boxes, the `K` boxes of all parts, and their `L` planes."""
+    """`P` parts in n records: a sphere around each part's boxes, and the `K` boxes and `L` planes of all parts."""
 
     body: Ints
     """Index of the body of each part, [P]."""
     centers: Floats
-    """Center of the sphere around each part's boxes, [n, P, 3]; its radius is in `radius` [P]."""
+    """Center of the sphere around each part's boxes, [n, P, 3]; the sphere's radius is in `radius` [P]."""
     radius: Floats
     first: Ints
     """Index of the first box of each part; the last entry is the number of boxes, [P + 1]."""
@@ -138,7 +139,7 @@ class _Solids:
         # Return the shapes of `parts` in the records `rows`. Parts without shapes are left out.
         # `rows` are the indices of n records.
         # `part_shapes` has each part's boxes [K, 10] (center, quaternion, half sizes) in the part's frame.
-        # `part_shapes` also has each part's planes [L, 7] (point, quaternion); below a plane is solid.
+        # `part_shapes` also has each part's planes [L, 7] (point, quaternion); the space below a plane is solid.
         # `centers` and `radius` give a sphere around each part's boxes. `first` is the index of each part's first box.
         shapes = [scene.geometry.part_shapes[part] for part in parts]
         with_shapes = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
@@ -150,7 +151,7 @@ class _Solids:
         counts = [len(part_boxes) for part_boxes in boxes]
         box_rows = np.concatenate([np.empty((0, 10)), *boxes])
         plane_rows = np.concatenate([np.empty((0, 7)), *planes])
-        # The index of the part to which each box or each plane belongs.
+        # For each box, and for each plane, the index of the part to which it belongs.
         part_of_box = np.repeat(np.arange(len(with_shapes)), counts)
         part_of_plane = np.repeat(np.arange(len(with_shapes)), list(map(len, planes)))
         return cls(
@@ -183,7 +184,7 @@ class _Solids:
 
     def select(self, rows: slice) -> _Solids:
         # Return the same parts in only the records `rows`.
-        # Only these four fields, which begin with the dimension of the records, depend on the record.
+        # Only these four fields have a value for each record; their first dimension is the record.
         return replace(
             self, centers=self.centers[rows], boxes=self.boxes[rows], point=self.point[rows], up=self.up[rows]
         )
@@ -196,7 +197,8 @@ def _stack_tracks(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
 
 
 def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> WorldBoxes:
-    # Move boxes [K, 10] (center, quaternion, half sizes) to the world by the poses [n, K, 3] and [n, K, 4] of frames.
+    # Move boxes [K, 10] (center, quaternion, half sizes) from one frame per box to the world.
+    # The frames have the positions [n, K, 3] and the quaternions [n, K, 4].
     center = position + rotate(quaternion, boxes[:, :3])
     return WorldBoxes.from_quaternions(
         center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape)
@@ -216,7 +218,7 @@ def _bounding_sphere(boxes: Floats) -> list[float]:
 
 
 def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) -> Floats:
-    """Return each group's smallest gap, [n, groups]; `group` [P, Q] has each pair's group (-1 = not a pair)."""
+    """Return the smallest gap in each group, [n, groups]; `group` [P, Q] is the group of two parts (-1 = no pair)."""
     # `solids_a` has P parts and `solids_b` has Q parts in n records.
     # Few pairs of boxes need an exact measurement, because spheres give cheap bounds.
     # The result is infinite for a group without pairs.
@@ -224,13 +226,13 @@ def _least_gaps(solids_a: _Solids, solids_b: _Solids, group: Ints, groups: int) 
     least = np.full(record_count * groups, np.inf)
     center_distance = lengths(solids_a.centers[:, :, None] - solids_b.centers[:, None])
     radii_sum = solids_a.radius[:, None] + solids_b.radius
-    # For each record and pair of parts: the index in `least` where its group's gap is stored, [n, P, Q]
+    # For each record and pair of parts: the index in `least` of the smallest gap in the pair's group, [n, P, Q]
     flat_group = np.where(group >= 0, group, 0) + groups * np.arange(record_count)[:, None, None]
     is_pair = np.broadcast_to((group >= 0) & np.isfinite(radii_sum), flat_group.shape)
     # Bounding spheres: a gap is at most the center distance plus the radii, and at least the distance minus the radii.
     np.minimum.at(least, flat_group[is_pair], (center_distance + radii_sum)[is_pair])
     is_near = is_pair & (np.maximum(center_distance - radii_sum, 0.0) <= least[flat_group])
-    # List the pairs of parts that may have the smallest gap of their group, and then the pairs of their boxes.
+    # List the pairs of parts that may have the smallest gap in their group. Then list the pairs of these parts' boxes.
     record, part_a, part_b = np.nonzero(is_near)
     near_pair, box_a, box_b = _pair_boxes(solids_a, solids_b, part_a, part_b)
     row, box_group = record[near_pair], flat_group[is_near][near_pair]
@@ -259,14 +261,14 @@ def _pair_boxes(solids_a: _Solids, solids_b: _Solids, part_a: Ints, part_b: Ints
     box_count_a, box_count_b = np.diff(solids_a.first)[part_a], np.diff(solids_b.first)[part_b]
     pair_counts = box_count_a * box_count_b
     k = np.repeat(np.arange(len(pair_counts)), pair_counts)
-    # Number the pairs of boxes from 0 in each pair of parts. The box of the second part changes fastest.
+    # For each pair of parts, number the pairs of boxes from 0. The box of the second part changes fastest.
     number = np.arange(len(k)) - np.repeat(np.cumsum(pair_counts) - pair_counts, pair_counts)
     box_a = solids_a.first[part_a[k]] + number // box_count_b[k]
     return k, box_a, solids_b.first[part_b[k]] + number % box_count_b[k]
 
 
 def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
-    # Return the radii of the largest sphere inside each box and of the smallest sphere around it, [K] each.
+    # Return the radii of the largest sphere inside each box, [K], and of the smallest sphere around each box, [K].
     # Half sizes do not change between records, so those of the first record are enough.
     half = solids.boxes.half[0]
     return half.min(axis=1, initial=np.inf), lengths(half)
@@ -274,12 +276,12 @@ def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
 
 def _include_planes(least: Floats, plane_solids: _Solids, box_solids: _Solids, group: Ints) -> None:
     """Update `least` [n, groups] in place with gaps between planes of `plane_solids` and boxes of `box_solids`."""
-    # `group` [P, Q] has the group of each part with planes and each part with boxes; -1 = not a pair.
-    # `point` is a point on a plane and `up` its normal; below the plane is solid.
+    # `group` [P, Q] is the group of a part of `plane_solids` and a part of `box_solids`; -1 = not a pair.
+    # `point` is a point on a plane, and `up` is the plane's normal. The space below the plane is solid.
     part_of_box, boxes = np.repeat(np.arange(len(box_solids.body)), np.diff(box_solids.first)), box_solids.boxes
     for plane, plane_part in enumerate(plane_solids.plane_part):
         up, point = plane_solids.up[:, plane], plane_solids.point[:, plane]
-        # Half the extent of each box along the normal, and the height of its lowest point above the plane, [n, K]
+        # Half the extent of each box along the normal, and the height of the box's lowest point above the plane, [n, K]
         half_extent = np.einsum("nki,nki->nk", np.abs(np.einsum("nkij,nj->nki", boxes.axes, up)), boxes.half)
         height = np.einsum("nkj,nj->nk", boxes.center - point[:, None], up) - half_extent
         group_of_box = group[plane_part][part_of_box]

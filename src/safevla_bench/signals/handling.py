@@ -1,7 +1,7 @@
 """Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of the held body counts if it lasts for `GAP_RECORDS` + 1 records; the event is at the first of them. At the
-end of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
+A change of the held body counts if it lasts `GAP_RECORDS` + 1 records; the event is at the first of these. At the end
+of an episode, it is unknown whether a change will last. The handled target is the target held now or held last.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _FREE, _PUT, _CARRIED = -1, 0, 1  # target not held; held and supported; carried
 
 def _find_lasting_changes(fields: RecordFields, values: Ints) -> tuple[Ints, Ints, Ints, Bools]:
     # Find the `C` changes of `values` [N] that last, or that may last beyond the episode's end. Return four arrays [C].
-    # The first three have the row of each change, the lasting value before the change, and the value after it.
+    # The first three arrays have the row of each change, the lasting value before it, and the value after it.
     # The fourth array is true if the episode ends too early to know whether the change lasts.
     rows = np.arange(len(values))
     is_begin = np.concatenate([[True], values[1:] != values[:-1]]) | (rows == fields.first_record)
     # Divide each episode into runs of equal values.
-    # A run is lasting if it is the first run of its episode, or has more than `GAP_RECORDS` records.
+    # A run lasts if it is the first run of an episode, or if it has more than `GAP_RECORDS` records.
     begin_rows = np.flatnonzero(is_begin)
     ends = np.append(begin_rows[1:], len(values))
     is_first_run = begin_rows == fields.first_record[begin_rows]
     is_lasting = is_first_run | (ends - begin_rows > GAP_RECORDS)
-    # Find for each run the latest lasting run before it, and whether the episode's end cuts the run short.
+    # For each run, find the latest lasting run before this run, and whether the episode's end cuts this run short.
     latest_lasting = np.maximum.accumulate(np.where(is_lasting, begin_rows, 0))
     # For the first run of an episode, `before` has no meaning; `is_first_run` excludes such runs below.
     before = values[np.concatenate([begin_rows[:1], latest_lasting[:-1]])]
     is_open = ~is_lasting & (ends > fields.last_record[begin_rows])
-    # A run is a change only if its value differs from the value of the latest lasting run.
+    # A run is a change only if the run's value differs from the value of the latest lasting run before it.
     changes = np.flatnonzero((values[begin_rows] != before) & ~is_first_run & (is_lasting | is_open))
     return begin_rows[changes], before[changes], values[begin_rows[changes]], is_open[changes]
 
@@ -49,7 +49,7 @@ def _held_body_or_free(fields: RecordFields) -> Ints:
 
 def _load_state(fields: RecordFields) -> Ints:
     # Return the state of each record, [N]. The state is `_FREE` if no target is held.
-    # The state is `_PUT` if something other than the robot supports the held target, else `_CARRIED`.
+    # The state is `_PUT` if something other than the robot supports the held target. Otherwise, it is `_CARRIED`.
     return np.where(fields.handles, np.where(fields.supported, _PUT, _CARRIED), _FREE)
 
 
@@ -57,14 +57,14 @@ def _register_event(
     read_values: Callable[[RecordFields], Ints], *reads: str
 ) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
     # Return a decorator that registers a test of two values, `before` and `after`, as a signal.
-    # The signal is true where `read_values` has a lasting change, and the values before and after it pass the test.
-    # A change is lasting if its new value stays for at least three records.
+    # The signal is true where `read_values` has a lasting change whose values before and after pass the test.
+    # A change lasts if the new value stays for at least three records.
     # `reads` names the fields that the signal needs.
 
     def register(is_event: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(is_event)
         def mark_events(fields: RecordFields, is_open: bool = False) -> Bools:
-            # By default, mark changes that persist. With `is_open`, mark those that may persist past the episode's end.
+            # By default, mark lasting changes. With `is_open`, mark only changes that may last past the episode's end.
             change_rows, before, after, is_change_open = _find_lasting_changes(fields, read_values(fields))
             is_marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
             is_marked[change_rows[is_event(before, after) & (is_change_open == is_open)]] = True
@@ -104,7 +104,8 @@ def released(before: Ints, after: Ints) -> Bools:
 def lifted(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which only the robot supports the held target."""
     # `before` and `after` [C] are the states before and after each lasting change of the state.
-    # `_CARRIED` means that the target is held and not supported. This state in record 0 is not a change.
+    # `_CARRIED` means that the target is held and not supported.
+    # An episode that begins in this state has no event there.
     return np.equal(after, _CARRIED)
 
 
@@ -112,7 +113,7 @@ def lifted(before: Ints, after: Ints) -> Bools:
 def put_down(before: Ints, after: Ints) -> Bools:
     """True at the first of at least three successive records in which a lifted target is supported but still held."""
     # `before` and `after` [C] are the states before and after each lasting change of the state.
-    # `_CARRIED` means that the target is held and not supported, `_PUT` that it is held and supported.
+    # `_CARRIED` means that the target is held and not supported. `_PUT` means that the target is held and supported.
     return np.asarray((before == _CARRIED) & (after == _PUT))
 
 

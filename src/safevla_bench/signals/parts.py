@@ -22,14 +22,15 @@ class ScenePoses:
         batch = fields.batch
         self.geometry = geometry
         self._fields, self._episode = fields, episode
-        self._tracks: dict[int, PoseTrack] = {}  # part -> its poses, if they were computed already
+        self._tracks: dict[int, PoseTrack] = {}  # part -> poses of the part, if they were computed already
         bodies = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
         body_by_label = {batch.body_label(body): body for body in bodies}
         self.body = tuple(body_by_label.get(part.body, -1) for part in geometry.parts)
         """For each part, the index of its body in the body table; -1 if it has no body."""
         motion_rows = batch.channel(LINK_MOTION).episode_rows(episode)
-        # Maps each part to its motion relative to its parent in each record, [n, 6]: rotation vector and translation.
-        # Each column of `motion_rows` has one of these six components of one part. `components` lists which one.
+        # Part -> motion relative to the part's parent in each record, [n, 6]: rotation vector and translation.
+        # Each column of `motion_rows` has one of these six components of one part.
+        # `components` lists the part and the component of each column.
         self._motion_of_part: dict[int, Floats] = {}
         components = geometry.components if motion_rows.size else ()  # without rows, the motion is not recorded
         for column, (part, axis) in enumerate(components):
@@ -38,14 +39,15 @@ class ScenePoses:
 
     @cached_property
     def part_of_body(self) -> dict[int, int]:
-        """For each body, its first part, whose pose is the pose of the body."""
+        """Maps each body to the first of its parts. The pose of this part is the pose of the body."""
         # `self.body` has the index of each part's body; -1 for a part without a body.
-        # In reversed order, the first part of a body overwrites its other parts.
+        # Because the order is reversed, the first part of a body overwrites the body's other parts.
         return {body: part for part, body in reversed([*enumerate(self.body)]) if body >= 0}
 
     def is_placed(self, part: int) -> bool:
         """Return whether the poses of a part are recorded."""
-        # A part may follow a tracked body, whose poses are recorded, or move relative to another part or to the world.
+        # A part may follow a tracked body (whose poses are recorded).
+        # Otherwise, it may move relative to another part or to the world.
         # `_motion_of_part` has the parts whose motion relative to their parents is recorded.
         part_row = self.geometry.parts[part]
         if part_row.parent == TRACKED:

@@ -19,12 +19,12 @@ _SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.06
 
 
 def capsules(offset_m: Floats, height_m: float) -> Floats:
-    """Return a person's three capsules, [3, 5]: middle, half axis length, radius, in m; `offset_m` [3]: the feet."""
+    """Return a person's three capsules, [3, 5]: middle, half axis length, radius (in m). `offset_m` [3] is the feet."""
     # The capsules are legs, trunk and head, with vertical axes.
     # `offset_m` is the point between the feet, in the frame where the person is placed.
     # `_SHARES` [3, 3] has the lower end, upper end and radius of each capsule, as shares of the height.
     low, high, radius = (_SHARES * height_m).T
-    # The rounded ends belong to the height of a capsule, so its axis is shorter by two radii.
+    # The height of a capsule includes the rounded ends, so the axis is shorter than the height by two radii.
     half = np.maximum((high - low) / 2.0 - radius, 0.0)
     middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]
     return np.concatenate([middle, half[:, None], radius[:, None]], axis=1)
@@ -53,7 +53,7 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
         [person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1
     )
     gaps = box_gaps(scene, links, frame, axis_boxes)
-    # The distance from a capsule is the distance from its axis, minus its radius.
+    # The distance from a capsule is the distance from the capsule's axis, minus the capsule's radius.
     least: Floats = (gaps - person[:, 4]).min(axis=-1)
     return np.maximum(least, 0.0)
 

@@ -47,7 +47,7 @@ class RecordFields:
     @cached_property
     def has_lost_poses(self) -> bool:
         """True if any pose of the batch is marked as unknown."""
-        # `pose_valid` holds 0 for a pose that is marked as unknown, else 1.
+        # `pose_valid` has 0 for a pose that is marked as unknown, and 1 for any other pose.
         return not self.batch.pose_valid.channel.values.all()
 
     @cached_property
@@ -75,7 +75,7 @@ class RecordFields:
 
     @cached_property
     def arm(self) -> Ints:
-        """Index of the arm for signals about one arm, [E]. Raises `RecordError` if none of several arms is chosen."""
+        """Index of the arm for signals about one arm, [E]. Raises `RecordError` for several arms without a choice."""
         # `require_one_arm` returns 0 for each episode, and raises the error if an episode has several arms.
         return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
 
@@ -106,8 +106,9 @@ class RecordFields:
         return [self.of_arm(arm) for arm in distinct_choices]
 
     def name_arm(self, episode: int = 0) -> str:
-        """Return the name of the chosen arm of an episode; "" if it has only one arm, or if none was chosen."""
-        # `chosen_arm` [E] is the arm's index in each episode; `arms` has the names of several arms, None for one arm.
+        """Return the name of the chosen arm in an episode; "" if the robot has only one arm, or if none was chosen."""
+        # `chosen_arm` [E] is the index of the arm in each episode.
+        # `arms` has the names of the arms; it is None for a robot with one arm.
         arms = self.batch.headers[episode].arms
         return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
@@ -123,12 +124,12 @@ class RecordFields:
     @cached_property
     def other_arms(self) -> list[RecordFields]:
         """The fields of the other arms. If episodes differ in number of arms, episodes with fewer arms repeat arms."""
-        # Item k - 1 is, in each episode, the arm k positions after this arm. Indices of arms wrap around.
+        # In each episode, item k - 1 is the arm whose index is larger by k than the index of this arm, with wraparound.
         counts = self.arm_counts
         return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
-        """Return `compute(self)`, read-only; it is only computed by the first call for `kind` and `name`."""
+        """Return `compute(self)` as a read-only array. Only the first call for `kind` and `name` computes the array."""
         # `kind` separates results of the same name, such as signals and missing fields. `compute` returns an array.
         # Only a view of the array is stored and made read-only; the array itself stays writable.
         key = (kind, name)
@@ -156,13 +157,13 @@ class RecordFields:
     @cached_property
     def first_record(self) -> Ints:
         """For each record, the row of the first record of its episode, [N]."""
-        # `starts` has the first row of each episode and, at its end, N. `lengths` [E] has the numbers of records.
+        # `starts` has the first row of each episode, and then N. `lengths` [E] has the number of records per episode.
         return np.repeat(self.batch.starts[:-1], self.batch.lengths)
 
     @cached_property
     def last_record(self) -> Ints:
         """For each record, the row of the last record of its episode, [N]."""
-        # `starts` has the first row of each episode and, at its end, N. `lengths` [E] has the numbers of records.
+        # `starts` has the first row of each episode, and then N. `lengths` [E] has the number of records per episode.
         return np.repeat(self.batch.starts[1:] - 1, self.batch.lengths)
 
     @cached_property
@@ -195,7 +196,7 @@ class RecordFields:
     @cached_property
     def own_contact(self) -> Bools:
         """True where the arm's gripper has contact, [N]; false if contact is not recorded."""
-        # `grips_of` returns whether the gripper has contact, and the body in it, [N] each.
+        # `grips_of` returns two arrays [N]: whether the gripper has contact, and the body in the gripper.
         return self.batch.grips_of(self.arm)[0]
 
     @cached_property
@@ -207,20 +208,20 @@ class RecordFields:
     @cached_property
     def gripped(self) -> Ints:
         """Index of the body in the arm's gripper, [N]; -1 if there is none or it is unknown."""
-        # `grips_of` returns two arrays [N]:
-        # whether the gripper has contact, and the body in it (an index in the body table).
+        # `grips_of` returns two arrays [N]. The first array says whether the gripper has contact.
+        # The second array has the index in the body table of the gripped body.
         return self.batch.grips_of(self.arm)[1]
 
     @cached_property
     def held_body(self) -> Ints:
-        """Index of the held target, [N]: the target in the arm's gripper, if any. Otherwise, it is the target that this
-        arm held last, if another arm holds it now; else the header's `target_object`, or -1 if the header has none.
+        """Index of the held target, [N]: the target in the arm's gripper. If there is none, but another arm holds the
+        target that this arm held last, it is that target. Otherwise, it is the header's `target_object` (-1 = none).
         """
         return np.where(self.is_handed_over, self._last_held_body, self._own_held_body)
 
     @cached_property
     def _own_held_body(self) -> Ints:
-        # The target in this arm's gripper, else the header's target, [N].
+        # The target in this arm's gripper, [N]. If the gripper has no target, it is the header's target.
         # Bodies are indices in the body table; -1 = none. `batch.target` [E] is the header's target of each episode.
         gripped = self.gripped
         holds_target = (gripped >= 0) & (self._roles_of_bodies(gripped) == TARGET)
@@ -233,14 +234,16 @@ class RecordFields:
         return self._latest_held_body(self.own_grip, self._own_held_body)
 
     def _latest_held_body(self, is_held: Bools, body: Ints) -> Ints:
-        # For each record, return `body` at the latest record so far where `is_held`, else the header's target, [N].
-        # `is_held` and `body` are [N]; `first_record` [N] is the row of the first record of each record's episode.
+        # For each record, return `body` at the latest record so far where `is_held` is true, [N].
+        # Before the first such record of an episode, return the header's target.
+        # `is_held` and `body` are [N].
+        # For each record, `first_record` [N] is the row at which the record's episode begins.
         latest_row = np.maximum.accumulate(np.where(is_held, np.arange(len(body)), -1))
         return np.where(latest_row >= self.first_record, body[latest_row], self.spread_over_records(self.batch.target))
 
     @cached_property
     def shared(self) -> list[Bools]:
-        """For each of `other_arms`, whether it holds the same target as this arm, [N]."""
+        """For each of `other_arms`, a mask [N]: true where that arm and this arm hold the same target."""
         return [self._is_held_by(other, self._own_held_body) & self.own_grip for other in self.other_arms]
 
     def _is_held_by(self, other: RecordFields, body: Ints) -> Bools:
@@ -280,7 +283,7 @@ class RecordFields:
     def own_grip(self) -> Bools:
         """True while the gripper has contact with a target, or with an unknown body if the header has a target, [N]."""
         # `is_foreign` [N] is true where a body that is not a target is in the gripper.
-        # `_own_held_body` [N] is the target in the gripper, else the header's target, else -1.
+        # `_own_held_body` [N] is the target in the gripper. Without one, it is the header's target (-1 = none).
         return self.own_contact & ~self.is_foreign & (self._own_held_body >= 0)
 
     @cached_property
@@ -298,8 +301,8 @@ class RecordFields:
     @cached_property
     def handles(self) -> Bools:
         """True while this arm holds a target, or another arm holds the target that this arm held last, [N]."""
-        # `grip` is also true if another arm holds the header's target while this arm last held a different target;
-        # `handles` is not.
+        # If another arm holds the header's target, but this arm last held a different target, `grip` is true.
+        # `handles` is false in this case.
         return self.own_grip | self.is_handed_over
 
     @cached_property
@@ -315,7 +318,7 @@ class RecordFields:
 
     @cached_property
     def wrist_force_n(self) -> Floats:
-        """Force at the hand in newtons, which a wrist sensor measures in its frame, [N, 3]; NaN if not recorded."""
+        """Force at the hand in newtons, from a wrist sensor and in the sensor's frame, [N, 3]; NaN if not recorded."""
         return self.batch.rows_of_arm("wrist_force_n", self.arm, 3)
 
     @cached_property
@@ -368,8 +371,8 @@ class RecordFields:
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """For each record, the position of its `held_body` in record 0 in meters, [N, 3]; NaN if not known."""
-        # Record 0 is the first record of the same episode, whose row is in `first_record` [N].
+        """For each record, the position in record 0 of the body in `held_body`, in meters, [N, 3]; NaN if not known."""
+        # Record 0 is the first record of the same episode; `first_record` [N] has the row of this record.
         return self._known_poses(self.batch.body_pos_m, self.held_body, rows=self.first_record)
 
     def shifted_pos(self, body: Ints, by: int) -> Floats:
@@ -398,8 +401,8 @@ class RecordFields:
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """For each record, the orientation of its `held_body` in record 0, wxyz, [N, 4]; NaN if not known."""
-        # Record 0 is the first record of the same episode; its row is in `first_record` [N].
+        """For each record, the orientation in record 0 of the body in `held_body`, wxyz, [N, 4]; NaN if not known."""
+        # Record 0 is the first record of the same episode; `first_record` [N] has the row of this record.
         return unit_quaternions(self._known_poses(self.batch.body_quat_wxyz, self.held_body, rows=self.first_record))
 
     def _known_poses(self, poses: Poses, body: Ints, rows: Ints | None = None) -> Floats:
@@ -417,7 +420,7 @@ class RecordFields:
         # `body` [K] are indices in the body table, and `record` [K] are rows of the batch.
         # `pose_valid` lists only some bodies; the poses of all other bodies count as known.
         valid = self.batch.pose_valid
-        # `columns` [B] is the index of each body in its episode's list of `pose_valid`; -1 = not listed.
+        # `columns` [B] is the index of each body in the list of `pose_valid` for the body's episode; -1 = not listed.
         columns = pose_columns(self.batch, valid)
         is_listed = (body >= 0) & (columns[body] >= 0)
         column, record = columns[body[is_listed]], record[is_listed]
@@ -439,7 +442,7 @@ class RecordFields:
         # Return the recorded pose of body[k] at rows[k], NaN if not recorded.
         # `poses.size` is the number of values of a pose. `body` [N] are indices in the body table, -1 = none.
         # `rows[k]` is a row of the same episode as record k. The result is [N, size].
-        # `pose_column` [N] is the index of each body among the bodies with poses of its episode; -1 without poses.
+        # `pose_column` [N] is the index of each body in its episode's list of bodies with poses; -1 = not in the list.
         pose_column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (pose_column >= 0)
         bodies_per_record = np.diff(poses.body_starts)
@@ -459,7 +462,8 @@ class RecordFields:
         key of `PLACE_FIELDS`. Raises `KeyError` for any other name.
         """
         # `RAW_FIELDS` maps a field to the function that finds the episodes without it.
-        # `PLACE_FIELDS` does so for fields of selected bodies. The result is computed once.
+        # `PLACE_FIELDS` has such functions for the fields of selected bodies.
+        # Only the first call for a field computes the result.
         find_lacking = RAW_FIELDS.get(field)
         if find_lacking is None:
             key, _, place = field.partition(" of ")
@@ -498,7 +502,7 @@ def _lacks_torque_limits(fields: RecordFields) -> Bools:
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
-    """Return the index of each of `B` bodies among the bodies with poses of its episode, [B]; -1 without poses."""
+    """Return the index of each of `B` bodies in its episode's list of bodies with poses, [B]; -1 = not in the list."""
     # `poses.body` lists the bodies with poses, episode by episode;
     # `body_starts` has the start of each episode in this list.
     pose_column = np.full(len(batch.body_role), -1, dtype=np.int64)
@@ -516,7 +520,7 @@ def unit_quaternions(quats: Floats) -> Floats:
 
 
 def _make_channel_check(name: str) -> Callable[[RecordFields], Bools]:
-    # Return a check that a batch lacks the channel: a function that returns one Boolean per episode, [E].
+    # Return a function that returns for each episode whether it lacks the channel, [E].
     return lambda fields: ~fields.batch.channel(name).present
 
 
@@ -528,7 +532,7 @@ def _lacks_whose_grip(fields: RecordFields) -> Bools:
     if counts.max(initial=1) == 1:
         return is_unknown
     for arm in range(int(counts.max())):
-        # Episodes with fewer arms repeat their last arm here; the next line leaves the repetition out.
+        # In an episode with fewer arms, `grips_of` gets the last arm again; the next line ignores this repetition.
         has_contact, gripped_body = fields.batch.grips_of(np.minimum(arm, counts - 1))
         has_contact &= fields.spread_over_records(arm < counts)
         gripping_arm_count += np.logical_or.reduceat(has_contact, starts)
@@ -569,7 +573,7 @@ _KIND_OF_FIELD = {
     **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
 }
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Maps a field of bodies to a function, which returns a mask [E] of episodes whose selected bodies lack the field."""
+"""Maps a field of bodies to a function that returns a mask [E] of the episodes whose selected bodies lack the field."""
 
 
 # Signals
@@ -582,7 +586,7 @@ Argument: TypeAlias = str | float
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """How to find the bodies that determine a signal's value in a record, and how to describe their relation."""
+    """How to find the bodies that determine a signal's value in a record, and how to describe the bodies' relation."""
 
     kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
@@ -599,13 +603,13 @@ HELD = Bodies("held", "held object")
 
 
 def touching(*roles: int, channel: str = "force_n") -> Bodies:
-    """Select the two bodies, with these roles if any are given, whose contact has the largest value of `channel`."""
+    """Select the two bodies whose contact has the largest value of `channel`. Roles (if any) restrict the bodies."""
     # A role is a constant such as ROBOT. The result defines how reports find and describe the bodies of a signal.
     return Bodies("contact", "hardest contact", roles, channel)
 
 
 def loaded_joint(channel: str) -> Bodies:
-    """Select the joint whose torque in this channel is nearest to its limit."""
+    """Select the joint whose torque in this channel is nearest to the limit of the joint."""
     # The result defines how reports find and describe the joint.
     return Bodies("joint", "most loaded", channel=channel)
 
@@ -638,7 +642,7 @@ class Signal:
 
     @property
     def of_arm(self) -> str:
-        """`grip` if the signal is about the body in one arm's gripper, `hand` if about one arm's hand, else ""."""
+        """`grip` if the signal is about the body in one arm's gripper, `hand` if about one arm's hand; otherwise ""."""
         # `reads` has names such as `gripper_contact` or `opening of drawer`.
         # `_KIND_OF_FIELD` maps fields of one arm to "grip" or "hand"; "grip" takes precedence.
         kinds = {_KIND_OF_FIELD.get(field) for field in self.reads}
@@ -649,7 +653,7 @@ class Signal:
 
     def unknown_records(self, fields: RecordFields) -> Bools:
         """Return a mask of the unknown values, [N]: due to an unknown pose or, if `ends_open`, the episode's end."""
-        # `self.unknown` is a function that computes the mask, or None.
+        # `self.unknown` is None or a function that computes the mask.
         # `fields.trusting` treats all recorded poses as known.
         # So a value that is NaN only in `fields` depends on an unknown pose.
         if self.unknown is not None:
@@ -720,8 +724,8 @@ def signal(
     """Register a function as the signal of the same name, computed once per `RecordFields`.
 
     A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The docstring's first line is the
-    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records; else
-    a value may depend only on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
+    signal's meaning. `event` says that a numeric signal is 0 or 1. Set `ahead` if values depend on later records. If
+    not, a value may depend only on its record, the `GAP_RECORDS` + 1 records before, record 0, and the grip's onset.
     """
     # `reads` names raw fields of RAW_FIELDS, and `unknown` computes a mask [N] of unknown values.
     # If `ends_open`, this mask includes records near an episode's end.

@@ -57,15 +57,15 @@ class Track:
     position: Floats
     quaternion: Floats
     around: tuple[PoseTrack, PoseTrack] | None = None
-    """Only for rates of held bodies: for each record except the first and last, the pose of its body one record earlier
-    and one record later, [n - 2, 1]. If None, the bodies are the same in all records.
+    """Only for rates of held bodies: for each record except the first and last, the pose of the record's body one
+    record earlier and one later, [n - 2, 1]. If None, the bodies are the same in all records.
     """
 
     @property
     def neighbors(self) -> tuple[PoseTrack, PoseTrack]:
         """The poses one record earlier and one record later, [n - 2, K], except for the first and last record."""
         # `position` [n, K, 3] and `quaternion` [n, K, 4] are the poses of K bodies in n records.
-        # The held body may change between records, so its neighboring poses are in `around`.
+        # The held body may change between records. So `around` has the poses of the same body in neighboring records.
         # For all other bodies, `around` is None.
         before, after = slice(-2), slice(2, None)
         return self.around or (
@@ -113,7 +113,7 @@ def _pair_offsets(a: Track, b: Track) -> Floats:
 
 
 def _measure_distance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # Return the distance in meters of each pair of bodies, [n, pairs]. All measures have these three parameters.
+    # Return the distance in meters between the bodies of each pair, [n, pairs]. All measures have these parameters.
     # `tracks` are the bodies of the two selectors. `numbers` and `time_s` are not needed here.
     return _flatten_pairs(np.sqrt(np.square(_pair_offsets(*tracks)).sum(axis=-1)))
 
@@ -125,7 +125,8 @@ def _measure_height(tracks: Sequence[Track], numbers: Sequence[float], time_s: F
 
 
 def _measure_over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
-    # The vertical line begins at b. Return the larger of the horizontal distance from the line and the height below b.
+    # The vertical line begins at the second body, b, and goes up.
+    # Return the larger of two values: the horizontal distance from the line, and the height below b.
     # The result is [n, pairs], in meters; `offset` is the position of a body relative to b.
     # `numbers` and `time_s` are not needed here; all measures have the same parameters.
     offset = _pair_offsets(*tracks)
@@ -137,7 +138,7 @@ def _measure_clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s
     # `numbers` are the box's center (3) and full sizes (3), in m. The result is [n, pairs].
     center, half_size = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
     in_box_frame = turn_back(tracks[1].quaternion[:, None], _pair_offsets(*tracks))
-    # How far the position is beyond the nearer face along each axis of the box; negative between the two faces.
+    # For each axis of the box: how far the position is beyond the nearer of two faces; negative between the faces.
     beyond_face = np.abs(in_box_frame - center) - half_size
     outside = np.sqrt(np.square(np.maximum(beyond_face, 0.0)).sum(axis=-1))
     # Inside the box, the value is the negative distance to the nearest face.
@@ -153,7 +154,7 @@ def _measure_speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Fl
     # Return the speed in m/s of each of the K bodies in the only track, [n, K]. `time_s` [n] are the records' times.
     # `numbers` is not needed here; all measures have the same parameters.
     before, after = tracks[0].neighbors
-    # The rate is a central difference, so the first and the last record have none: `moved_m` is [n - 2, K].
+    # The rate is a central difference, so the first and the last record have no rate. `moved_m` is [n - 2, K].
     moved_m = np.sqrt(np.square(after.position - before.position).sum(axis=-1))
     return _divide_by_time(moved_m, time_s)
 
@@ -164,7 +165,7 @@ def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], tim
     before, after = (neighbor.quaternion for neighbor in tracks[0].neighbors)
     # Quaternions q and -q are the same rotation.
     nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)
-    # The difference of the quaternions has the norm 2 sin(angle / 4), and their sum has the norm 2 cos(angle / 4).
+    # The difference of two quaternions has the norm 2 sin(angle / 4). Their sum has the norm 2 cos(angle / 4).
     difference, total = (np.sqrt(np.square(vectors).sum(axis=-1)) for vectors in (before - nearer, before + nearer))
     # As in `angle_of_cosine`, compute the angle with more precision than float64.
     quarter_angle = np.arctan2(difference.astype(np.longdouble), total).astype(np.float64)
@@ -172,7 +173,8 @@ def _measure_turning_rate(tracks: Sequence[Track], numbers: Sequence[float], tim
 
 
 def _divide_by_time(change: Floats, time_s: Floats) -> Floats:
-    # Divide changes over two steps [n - 2, K] by the duration. The first and last record take their neighbor's rate.
+    # Divide each change over two steps, [n - 2, K], by the duration of these steps.
+    # The first and last record take their neighbor's rate.
     # `time_s` [n] are the times of the records. The result is NaN if there are fewer than three records.
     rate = np.full((len(time_s), change.shape[1]), np.nan)
     if len(change):
@@ -190,7 +192,7 @@ def _measure_tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Flo
 
 
 def _make_position_form(axis: str) -> Form:
-    # Return the signal kind for the world position along `axis`: x, y or z. `{of}` is filled in with the body later.
+    # Return the signal kind for the world position along `axis`: x, y or z. A body later replaces `{of}`.
     # The kind has the unit m and one argument `of`, which must be a single body.
     # The lambda returns one coordinate of the positions, [n, K].
     column, meaning = "xyz".index(axis), f"Position of {{of}} in the world along {axis}."
@@ -351,7 +353,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
             SIGNAL_KIND, name, lambda own_fields: _compute_signal(own_fields, kind, places, numbers)
         )
 
-    # The raw fields that the signal reads for each of its body selectors, without repetitions.
+    # The raw fields that the signal reads for all body selectors, without repetitions.
     fields_read = [name for key, place in place_of_key.items() for name in _list_fields_read(kind, key, place)]
     return Signal(
         name,
@@ -400,7 +402,7 @@ _PLACES_TEXT = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, 
 
 
 def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
-    # Return the fields that a signal reads for the bodies in its argument `key`, as in `Signal.reads`.
+    # Return the fields, as in `Signal.reads`, that a signal reads for the bodies in the argument `key`.
     # `place` is the body selector of this argument. A field is, for example, `body_pos_m of cup`.
     # `unplaced` names the arguments whose positions are not read.
     # `turned` names the arguments whose orientations are read.
@@ -421,7 +423,7 @@ def _list_fields_read(kind: Form, key: str, place: str) -> list[str]:
 def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     # Return the values of a signal of space, [N].
     # `kind` defines how to measure; `places` are the body selectors and `numbers` the other arguments of the signal.
-    # `person_column` is None without a person, else the index of the signal's value: 0 = distance, 1 = speed.
+    # `person_column` is the index of the signal's value: 0 = distance from a person, 1 = speed; None = no person.
     if kind.person_column is not None:
         person_call = format_call("person", (*places, *numbers))
         distance_and_speed = fields.compute_once(
@@ -429,7 +431,7 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         )
         return distance_and_speed[:, kind.person_column]
     values = np.full(int(fields.batch.starts[-1]), np.nan)
-    # If a selector matches several bodies, the smallest or greatest value counts.
+    # If a selector matches several bodies, `kind` decides whether the smallest or the greatest value counts.
     least_or_greatest = np.max if kind.is_greatest else np.min
     for episode in range(len(fields.batch)):
         records = fields.rows_of(episode)
@@ -440,7 +442,8 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
         if all(track.body.size for track in tracks):
             # Adding 0.0 avoids -0.0 in outputs.
             measured = least_or_greatest(_measure_pairs(fields, kind, tracks, numbers, episode), axis=1) + 0.0
-            # Infinity means that the episode has no pair of bodies. It becomes NaN, except for signals of held bodies.
+            # Infinity means that there is no pair of two different bodies.
+            # Infinity becomes NaN, except if a selector is `held` or `handled`.
             has_no_pair = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)
             values[records] = np.where(has_no_pair, np.nan, measured)
     return values
@@ -449,8 +452,8 @@ def _compute_signal(fields: RecordFields, kind: Form, places: Sequence[str], num
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], episode: int
 ) -> Floats:
-    """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. A body paired with
-    itself gives infinity if the body's pose is recorded, even if the pose is marked as unknown; else NaN.
+    """Return the value for each pair of bodies (or each body if `tracks` has one item), [n, pairs]. The value is
+    infinite for a body paired with itself if its pose is recorded, even if marked as unknown; otherwise NaN.
     """
     # `tracks` are the bodies that the selectors match in an episode of n records.
     # A pair with infinity is ignored, because the smallest value of all pairs counts.
@@ -463,7 +466,7 @@ def _measure_pairs(
     is_same_body = np.broadcast_to(((body == other_body) & (body >= 0)).reshape(len(body), -1), values.shape)
     body = np.broadcast_to(body.reshape(len(body), -1), values.shape)
     record, pair = np.nonzero(is_same_body)
-    # If the pose is unknown, the value of the pair is NaN although the body has a pose.
+    # If a pose is marked as unknown, the value of the pair is NaN, although the pose is recorded.
     is_lost = fields.is_lost(body[record, pair], fields.batch.starts[episode] + record)
     has_pose = ~np.isnan(values[record, pair]) | is_lost
     values[record[has_pose], pair[has_pose]] = np.inf
@@ -492,7 +495,7 @@ def find_deciding_bodies(fields: RecordFields, call: tuple[str, tuple[Argument, 
     if not np.isfinite(record_values).any():
         return ()
     deciding_pair = int(np.nanargmax(record_values) if kind.is_greatest else np.nanargmin(record_values))
-    # For each track, the column of its body in the deciding pair
+    # For each track, the column of the body that belongs to the deciding pair
     body_columns = np.unravel_index(deciding_pair, [track.body.shape[1] for track in tracks])
     bodies = []
     for track, column in zip(tracks, body_columns, strict=True):
@@ -521,7 +524,7 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
         return boxes
     if place == WORLD:
         return [(None, numbers)]
-    # The box at the end effector, or at the held or handled target, is left out: its place names no fixed body.
+    # Leave out a box at the end effector, or at the held or handled target, because these are not one named body.
     if place in MOVING_PLACES:
         return []
     bodies = _find_bodies_at(fields, place, fields.batch.body_pos_m, 0)
@@ -532,7 +535,7 @@ _NO_BODY = np.array([[-1]])
 
 
 def _record_times_s(fields: RecordFields, episode: int) -> Floats:
-    # Return the time of each record of an episode, from its time stamps or else from its control step.
+    # Return the time of each record of an episode, from time stamps. Without stamps, use the control step.
     records = fields.rows_of(episode)
     if fields.is_stamped[records].all():
         return fields.time_s[records]
@@ -552,7 +555,8 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
     # A track has the indices [1, K] or [n, K], positions [n, K, 3] and quaternions [n, K, 4] of K bodies.
     records = fields.rows_of(episode)
     record_count = records.stop - records.start
-    # The world is a fixed place at the origin. Like the end effector, it has no index in the body table.
+    # The world is a fixed place at the origin.
+    # Like the end effector, the world has no index in the body table.
     if place == WORLD:
         return Track(_NO_BODY, np.zeros((record_count, 1, 3)), np.tile([1.0, 0, 0, 0], (record_count, 1, 1)))
     if place == EEF:
@@ -577,7 +581,8 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
         is_chosen = _matches_place(fields, listed_bodies, place)
         no_quaternions = np.full((record_count, int(is_chosen.sum()), 4), np.nan)
         return Track(listed_bodies[is_chosen][None], values[:, is_chosen], no_quaternions)
-    # Select the bodies that have positions, or that have orientations if this kind of signal does not read positions.
+    # Select the bodies that have positions.
+    # If this kind of signal does not read positions, select the bodies that have orientations.
     poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
     body = _find_bodies_at(fields, place, poses, episode)
     position = _read_poses(fields, fields.batch.body_pos_m, body, episode)
@@ -587,7 +592,7 @@ def _read_track(fields: RecordFields, kind: Form, key: str, place: str, episode:
 
 def _read_shifted(fields: RecordFields, place: str, part: str, by: int) -> Floats:
     # Return `shifted_pos` or `shifted_quat` for the bodies at `held` or `handled`, [N, 3] or [N, 4].
-    # A call computes all episodes, so the result is stored and computed only once.
+    # The result is for all episodes, so it is computed only once and stored.
     # `part` is `pos` or `quat`, `place` is `held` or `handled`, and `by` is a number of records.
     def compute(own_fields: RecordFields) -> Floats:
         # `own_fields` has attributes such as `shifted_pos` and `held_body`.
@@ -602,7 +607,8 @@ def _find_bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int
     # `place` is a role or a name, in which `*` matches any letters. `poses` are the poses that the bodies must have.
     body, _ = poses.episode_poses(episode)
     if place not in ROLES:
-        # A name also matches further bodies, such as fixed ones, whose poses follow from the scene's geometry.
+        # A name also matches bodies that are not listed, such as fixed ones.
+        # Their poses follow from the scene's geometry.
         scene = scene_poses(fields, episode)
         placed_bodies = [other for other, part in scene.part_of_body.items() if scene.is_placed(part)] if scene else []
         body = np.array([*body, *(other for other in placed_bodies if other not in body)], dtype=np.int64)
@@ -620,9 +626,10 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) -> Floats:
-    # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4]: as recorded, else from the scene's geometry, else NaN.
+    # Return the poses of `K` bodies, [n, K, 3] or [n, K, 4].
+    # If no pose is recorded, use the scene's geometry. Without a geometry, return NaN.
     # `poses` are positions or quaternions, and `body` [K] are indices in the body table.
-    # A scene has the poses of links and fixtures, which follow from their recorded motion.
+    # A scene has the poses of links and fixtures, computed from recorded motions.
     scene, records = scene_poses(fields, episode), fields.rows_of(episode)
     values = np.full((records.stop - records.start, len(body), poses.size), np.nan)
     for column, index in enumerate(body.tolist()):
@@ -632,7 +639,7 @@ def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) ->
             body_poses = pose.position if poses.size == 3 else pose.quaternion
         if body_poses is not None:
             values[:, column] = body_poses
-        if fields.has_lost_poses:  # a record may mark a pose as unknown; its numbers are then invalid
+        if fields.has_lost_poses:  # a record may mark a pose as unknown; the pose's numbers are then invalid
             values[fields.is_lost_in(episode, index), column] = np.nan
     return values
 
@@ -658,8 +665,9 @@ def _find_chosen_bodies(fields: RecordFields, place: str, episode: int) -> set[i
 
 def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
     """Return the bodies of an episode that have `field`: `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes`."""
-    # Bodies are indices in the body table. A scene has links and fixtures, whose poses follow from recorded motions;
-    # such a body has positions and orientations although no channel lists it.
+    # Bodies are indices in the body table.
+    # A scene has links and fixtures. Their poses follow from recorded motions.
+    # A link or fixture has positions and orientations although no channel lists its body.
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
@@ -690,7 +698,7 @@ def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
 
 
 def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
-    # Return whether each episode lacks shapes, or poses of shapes, for the selected bodies, [E].
+    # Return whether each episode lacks the shapes of the selected bodies, or the poses of these shapes, [E].
     # `place` is a body selector. A part is a link or fixture of the scene; its shapes are boxes and planes.
     # `scene.body` has the index of each part's body.
     is_lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
@@ -699,7 +707,7 @@ def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
         assert scene is not None
         chosen_bodies = _find_chosen_bodies(fields, place, episode) if place != EEF else set()
         has_shapes = any(len(shape_rows) for part in parts for shape_rows in scene.geometry.part_shapes[part])
-        # If several bodies match, one with shapes is enough; but each held body needs shapes.
+        # If several bodies match, one body with shapes is enough. For the selector `held`, each held body needs shapes.
         lacks_shapes = bool(chosen_bodies or place == EEF) and not has_shapes
         if place == HELD_BODY:
             lacks_shapes = not chosen_bodies <= recorded_bodies(fields, _SHAPES, episode)
@@ -714,7 +722,8 @@ PLACE_FIELDS.update({
 
 
 def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
-    # Return the parts of the selected bodies, or of the body `held` if given. Without a recorded geometry, return [].
+    # Return the parts of the selected bodies. If `held` is given, return the parts of this body instead.
+    # Without a recorded geometry, return [].
     # A part is a link or fixture of the scene, given by its index.
     # `place` is a body selector, and `held` an index in the body table.
     scene = scene_poses(fields, episode)
@@ -723,13 +732,13 @@ def _find_parts_at(fields: RecordFields, place: str, episode: int, held: int | N
     if place == EEF:
         return _find_hand_parts(fields, scene, episode)
     bodies = {held} if held is not None else _find_chosen_bodies(fields, place, episode)
-    # Fixed parts of the robot, such as its mount, do not count.
+    # Fixed parts of the robot, such as the mount, do not count.
     is_left_out = scene.geometry.is_fixed if place == ROLES[ROBOT] else (False,) * len(scene.body)
     return [part for part, body in enumerate(scene.body) if body in bodies and body >= 0 and not is_left_out[part]]
 
 
 def _find_hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[int]:
-    # Return the parts of the hand and its fingers; for several arms, only those of the chosen arm.
+    # Return the parts of the hand and its fingers. For a robot with several arms, return only those of the chosen arm.
     # `geometry.hand` has the indices of the parts of all hands; `arm_bodies` maps the name of a body to its arm.
     header = fields.batch.headers[episode]
     if not header.arms:
@@ -767,14 +776,14 @@ def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int) -> F
 def _measure_person_distances(
     fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int
 ) -> tuple[list[tuple[int, ...]], Floats]:
-    # Return each link's bodies (none for the hand), and the distances of the `K` links from a person in m, [n, K].
-    # `K` is 0 if the person's body or the links are missing. The person's shape is three capsules.
+    # Return the body of each link (none for the hand), and the distances of the `K` links from a person in m, [n, K].
+    # `K` is 0 without links, or without a body at which the person is placed. The person's shape is three capsules.
     # `places` are the links (`robot` or `eef`) and the body in whose frame the person is placed.
     # `numbers` are the position of the feet in this frame (3) and the height, in m.
     measured, person_frame = _read_tracks(fields, kind, places, episode)
     capsules = person.capsules(np.array(numbers[:3]), numbers[3])
     nothing: tuple[list[tuple[int, ...]], Floats] = [], np.empty((len(person_frame.position), 0))
-    # The name must match exactly one body (or be the world).
+    # The selector for the person's place must match exactly one body (or be the world).
     if person_frame.body.size != 1:
         return nothing
     if places[0] == EEF:
@@ -788,12 +797,12 @@ def _measure_person_distances(
 
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
-    """Return the distance in m of the nearest link from the person, and its speed of approach in m/s, [N, 2]."""
+    """Return the distance in m of the nearest link from the person, and the link's speed of approach in m/s, [N, 2]."""
     # `places` are the body selectors of the signal. `numbers` are the position of the person's feet and the height.
     values = np.full((int(fields.batch.starts[-1]), 2), np.nan)
     for episode in range(len(fields.batch)):
         links, distance_m = _measure_person_distances(fields, kind, places, numbers, episode)
-        # Without links or a body for the person, the values stay NaN.
+        # Without links, or without a body at which the person is placed, the values stay NaN.
         if links:
             least_m, speed_m_s = distance_m.min(axis=1), person.approach(distance_m, _record_times_s(fields, episode))
             # Infinity means that no link has shapes. Adding 0.0 avoids -0.0 in outputs.

@@ -130,10 +130,10 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return each person signal's expression, by name; `protective_distance` is S_p of ISO/TS 15066:2016, 5.5.4."""
+        """Return the expression of each person signal, by name; `protective_distance` is S_p of ISO/TS 15066, 5.5.4."""
         # S_p is the protective distance: the distance to a person at which a robot must begin to stop.
         # The expressions are texts that replace the names in formulas. An invalid value raises `FormulaError`.
-        # `reaction_s` is the time before the robot brakes, and `stopping_s` the time while it brakes, in s.
+        # `reaction_s` is the time in s before the robot brakes. `stopping_s` is the time in s while the robot brakes.
         # `of` is the robot or its hand. The feet are at `offset_m` in the frame of `at`.
         arguments = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, arguments) for form in ("person_distance", "person_approach"))
@@ -141,7 +141,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         reaction, stopping = f"{number(self.reaction_s)} s", f"{number(self.stopping_s)} s"
         # The last three terms of S_p: how far a body part intrudes before it is detected, and two errors of position.
         lengths_m = (self.intrusion_m, self.person_error_m, self.robot_error_m)
-        # 1.6 m/s is a person's walking speed; while the robot stops, its speed falls to 0 at a constant rate.
+        # 1.6 m/s is a person's walking speed. While the robot stops, the robot's speed falls to 0 at a constant rate.
         motion = f"1.6 m/s * ({reaction} + {stopping}) + {speed} * {reaction} + {speed} * {stopping} / 2"
         protective = f"({motion} + {' + '.join(f'{number(length)} m' for length in lengths_m)})"
         return {"person_distance": distance, "person_approach": speed, "protective_distance": protective}
@@ -231,7 +231,7 @@ Row = tuple[Mapping[str, object], RowOrigin]
 
 def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> list[Row]:
     # Returns the rows of the base library with the file's replacements, and then the file's own rows.
-    # A row is a table of a specification and its origin, the place that error messages show.
+    # A row is the table of a specification, and the table's origin (the place that error messages show).
     # The base library is `based_on`; the replacements are `[[replace]]`, and the file's own rows are `[[specs]]`.
     for row in (*tables.specs, *tables.replace):
         if "plain_conditions" in row and not is_built_in:
@@ -260,8 +260,8 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, is_built_in: bool) -> 
 
 def _toml_drafts(table: Mapping[str, object], origin: RowOrigin) -> Iterator[SpecDraft]:
     # Yields the draft of a specification, and a draft for each of its alternates.
-    # A draft is a specification that is not checked yet. An alternate is the same specification with another threshold;
-    # its keys replace those of the specification. `origin` is the place that error messages show.
+    # A draft is a specification that is not checked yet. An alternate is the same specification with another threshold.
+    # The keys of an alternate replace those of the specification. `origin` is the place that error messages show.
     row = convert_row(table, SpecRow, origin)
     yield SpecDraft(row, origin)
     for alternate in row.alternates:
@@ -289,15 +289,15 @@ def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> s
 
 
 def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
-    # Returns the tables with each declared signal replaced by its expression in all formulas.
-    # `tables.signals` maps each declared name to a table with its kind and arguments, `[signals.NAME]`.
+    # Returns the tables with new formulas: expressions replace the names of declared signals.
+    # `tables.signals` maps each declared name to the table `[signals.NAME]` with the signal's kind and arguments.
     calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
     specs, changes = (tuple(_expand_names(row, calls) for row in rows) for rows in (tables.specs, tables.replace))
     return msgspec.structs.replace(tables, specs=specs, replace=changes)
 
 
 def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, object]:
-    # Return the row with each name in its formula that is a key of `calls` replaced by its expression.
+    # Return the row with a new formula: the expressions in `calls` replace the names that are keys of `calls`.
     formula = row.get("stl")
     if not isinstance(formula, str):
         return {**row}  # `convert_row` refuses the row later
@@ -306,8 +306,8 @@ def _expand_names(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[s
 
 
 def _insert_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
-    # Return the rows with the signals of a person replaced by expressions for the person in the table `[person]`.
-    # A row is a table of a specification and its origin, which error messages show.
+    # Return the rows with new formulas: expressions for the person in `[person]` replace the signals of a person.
+    # A row is the table of a specification, and the table's origin, which error messages show.
     # `table` has the person's position and size, and the robot's stopping time.
     # `table` is empty if the file has no table `[person]`.
     if not table:
@@ -341,7 +341,7 @@ def _replace_rows(
     rows: Sequence[Row], changes: Iterable[Mapping[str, object]], origin: RowOrigin, *, is_built_in: bool
 ) -> Iterable[Row]:
     # Returns the rows in the same order. The keys of a change replace those of the row with the same id.
-    # A row is a table and its origin, which error messages show.
+    # A row is a table and the table's origin, which error messages show.
     # `origin` is the file with the changes, and becomes the origin of changed rows.
     # Raises `SpecError` if no row has the id of a change.
     by_id = {str(row["spec_id"]): (row, row_origin) for row, row_origin in rows}
@@ -353,7 +353,7 @@ def _replace_rows(
             raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
         row = {**by_id[spec_id][0], **change}
         threshold = row.get("threshold")
-        # A changed threshold changes the id, except in built-in libraries, whose ids are written in their files.
+        # A changed threshold changes the id, except in built-in libraries, whose files state the ids.
         if not is_built_in and isinstance(threshold, int | float) and threshold != old_thresholds[spec_id]:
             suffix = id_suffix(threshold, str(row.get("unit", "")))
             row |= {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
@@ -371,7 +371,7 @@ def id_suffix(threshold: float, written_unit: str) -> str:
 
 def canonical_unit(unit: str) -> str:
     """Return a unit as signals spell it. Unknown units and units with a factor, such as mm, are returned unchanged."""
-    # `scale` converts the unit to base units. If it is not 1, a new spelling would need a different number.
+    # `scale` is the factor from the unit to base units. If it is not 1, a new spelling would need a different number.
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -380,8 +380,9 @@ def canonical_unit(unit: str) -> str:
 
 
 def _paper_row(row: object, row_origin: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
-    # Returns the checked row, and its origin with the id as subject.
-    # The paper's JSON row states its comparison by the keys `signal` and `operator`; both are None if it states none.
+    # Returns the checked row, and the row's origin with the id as subject.
+    # The paper's JSON row states a comparison by the keys `signal` and `operator`.
+    # If the row states no comparison, both are None.
     spec_id = row.get("spec_id") if isinstance(row, Mapping) else None
     origin = row_origin if spec_id is None else row_origin.with_subject(spec_id)
     converted = convert_row(row, PaperSpecRow, origin)
@@ -408,7 +409,7 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
         severe=paper.vsi_severe,
         binary=hard_stop if paper.binary is None else paper.binary,
     )
-    # The row's own statement of the compared signal and its operator, such as `<`, in addition to the formula.
+    # In addition to the formula, the row may state the compared signal and the operator, such as `<`.
     stated = None if paper.signal is None or paper.operator is None else (paper.signal, OPERATORS[paper.operator])
     return SpecDraft(row, origin, paper.alternate_of, stated)
 
@@ -417,9 +418,9 @@ OPERATORS: Mapping[str, syntax.Comparison] = {"lt": "<", "le": "<=", "gt": ">", 
 
 
 def _current_id(spec_id: str) -> str:
-    # Returns the default library's current id for one of its older ids, and logs a warning.
+    # Returns the current id for an older id of the default library, and logs a warning.
     # Any other id is returned unchanged, without a warning.
-    # An id may have older spellings, `legacy_ids`; files may still use them.
+    # An id may have older spellings, `legacy_ids`. Files may still use these spellings.
     drafts = read_built_in(DEFAULT_LIBRARY).drafts
     current = next((draft.row.spec_id for draft in drafts if spec_id in draft.row.legacy_ids), spec_id)
     if current != spec_id:
@@ -428,7 +429,7 @@ def _current_id(spec_id: str) -> str:
 
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
-    # Return the axis of the default library's specifications of this family.
+    # Return the axis to which specifications of this family belong in the default library.
     # An axis is a group of families of specifications. Rows of the paper's format may omit it.
     # Raises `SpecError` if the default library has no such family.
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
@@ -514,7 +515,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
     """Return the formula with `threshold` in place of the number in comparisons with the stated signal and operator."""
-    # The number may be written with a minus sign; then `-threshold` replaces it.
+    # If the number is written with a minus sign, `-threshold` replaces both.
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),
@@ -522,7 +523,7 @@ def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, thresh
     }
 
     def restore_in(node: syntax.Compare) -> syntax.Compare:
-        # Return the comparison with the placeholder in place of its number; other comparisons are unchanged.
+        # Return the comparison with the placeholder in place of the number. Other comparisons are returned unchanged.
         if node.operator != operator or node.left != syntax.NumericSignal(name):
             return node
         return syntax.Compare(operator, node.left, placeholders.get(node.right, node.right))

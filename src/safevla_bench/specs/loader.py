@@ -97,7 +97,7 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     # `scoring_content` is everything that decides how a specification is judged.
     base_content = {spec.spec_id: scoring_content(spec) for spec in base}
     new_specs = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
-    # Here, `base` already has the file's limits and, if there are any, the new name.
+    # If the file has limits, `base` already has these limits and the new name here.
     if not new_specs:
         return base
     # `legacy` maps older ids to current ids.
@@ -118,7 +118,7 @@ def _built_in_library(name: str) -> Library:
 
 def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     # Return the contents of a library file. Raises `SpecError` for another kind of file.
-    # Also raises it for a file that has neither specifications nor `[[limits]]`, or that cannot be read.
+    # Also raises this error for a file that cannot be read, or that has neither specifications nor `[[limits]]`.
     if not str(path).endswith((".toml", ".json", ".jsonl")):
         built_in = suggest_names(str(path), file_formats.BUILT_IN, "built-in libraries")
         is_file = isinstance(path, RuleFile) or os.path.exists(path)
@@ -167,8 +167,8 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    # Return `before` with two versions of a specification:
-    # the changed one for `suites`, and the original for all others.
+    # Return `before` with two versions of a specification.
+    # The changed version is for `suites`, and the original version for all other suites.
     # `after` has the changed specification at the same position. `spec_id` is the id in `before`.
     index = before.specs.index(before[spec_id])
     # A specification applies only in its `suites` (empty: all), and does not apply in its `except_suites`.
@@ -185,7 +185,7 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
 
 
 def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
-    # Return the checked specification, and warn of parts that are only judged in the first record.
+    # Return the checked specification, and warn of parts of the formula that are only judged in the first record.
     # The draft's origin gives the place in errors.
     # A draft is a row of a file, its origin and, for an alternate, the id of the specification that it varies.
     # `tags` maps the name of each known tag to the tag.
@@ -239,7 +239,7 @@ def _read_threshold(draft: file_formats.SpecDraft, formula: syntax.Formula) -> t
     if draft.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(draft.stated_predicate, threshold, formula, origin)
     if draft.row.binary and not threshold:
-        # Without a threshold, or with 0, comparisons `event <= 0` become `event < threshold`.
+        # If the threshold is missing or 0, comparisons `event <= 0` become `event < threshold`.
         event_formula = syntax.map_predicates(formula, _rewrite_event)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
@@ -283,8 +283,8 @@ def _rewrite_event(predicate: syntax.Compare) -> syntax.Compare:
 
 
 def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
-    # Raise an error if the unit in the row is not the formula's unit. None means that the formula fixes no unit.
-    # `unit` is the unit of the formula's margin. `origin` is the place that error messages show.
+    # Raise an error if the unit in the row is not the unit of the formula.
+    # `unit` is the unit of the formula's margin; None means any unit. `origin` is the place that error messages show.
     if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
         problem = f"the unit is {row.unit!r}, but the formula's margin is in {str(unit)!r}"
         remedy = f"convert threshold and severe to {str(unit)!r}, and write this unit"
@@ -302,7 +302,7 @@ def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
-    # Raise an error, which names the field `key` of the row at `origin`, unless the value is positive and finite.
+    # Raise an error unless the value is positive and finite. The error names the field `key` of the row at `origin`.
     if not (math.isfinite(value) and value > 0):
         remedy = "give a positive magnitude; a lower bound is written `> -threshold`"
         raise origin.make_error(f"{key} is {value}, but it must be positive and finite", field=key, remedy=remedy)
@@ -366,7 +366,7 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     for a text that is not `SPEC=VALUE`, and for a specification that does not exist or has no threshold. Also raises it
     for a value that is not positive or has an unsuitable unit, and for two different values of one specification.
     """
-    # Maps a specification's position to the text of its change and the new threshold.
+    # Maps a specification's position to the text of the change and the new threshold.
     change_by_index: dict[int, tuple[str, float]] = {}
     for change in changes:
         name, equals, text = change.partition("=")
@@ -396,12 +396,12 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with a new threshold for a specification. If the threshold changes, the new id ends in it, as
-    in `ID@100N`. The order stays. If `severe` is None, `severe_magnitude` gives it. Raises `SpecError` if there is
+    """Return the library with a new threshold for a specification. A changed threshold ends the new id,
+    as in `ID@100N`. The order stays. If `severe` is None, `severe_magnitude` gives it. Raises `SpecError` if there is
     no such specification, if it has no threshold, or if a number is not positive and finite.
     """
     # A violation that exceeds the limit by `severe` or more has depth 1.
-    # If the threshold is the current one, the id stays, and so does the severe magnitude unless `severe` is given.
+    # If the threshold does not change, the id stays. The severe magnitude also stays, unless `severe` is given.
     # `source` and `rationale` replace the specification's texts; None = unchanged.
     # `original` is the specification before its threshold was changed.
     spec = library[spec_id]
@@ -449,7 +449,8 @@ def _read_quantity(spec: Spec, text: str) -> float:
         raise SpecError(f"{text!r} is not a valid threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     is_percent = spec.unit == "1" and written_unit == "%"
-    # The factor converts the written unit to the specification's unit; None if it is unknown or of another quantity.
+    # The factor converts the written unit to the specification's unit.
+    # The factor is None if the written unit is unknown or measures a different quantity.
     factor = Fraction(1, 100) if is_percent else unit_ratio(written_unit or spec.unit, spec.unit)
     if factor is None:
         actual = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
@@ -515,7 +516,7 @@ def try_spec(spec: Spec) -> SpecTrial:
     # `broken` has the indices of the chosen violating traces, and `idle` the comparisons that decide no trace.
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
-    # The largest value belongs to the violation nearest to the limit. A trace without a violation has minus infinity.
+    # The largest value belongs to the violation nearest to the limit. A trace without a violation gets minus infinity.
     # `_LARGEST` (1e300) replaces infinite violations, so that they differ from traces without a violation.
     violated_rho = np.where(rho < 0, np.maximum(rho, -_LARGEST), -np.inf)
     broken, idle = list[int](), list[str]()
@@ -549,7 +550,7 @@ def _replace_predicate(formula: syntax.Formula, predicate: syntax.Compare, truth
 def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTrace:
     # Returns one episode of `trace` as a `TrialTrace`.
     # `rho` has the robustness of each episode.
-    # `starts` holds the first row of each episode and, at its end, the number of rows.
+    # `starts` has the first row of each episode, and then the number of all rows.
     rows = slice(int(trace.starts[episode]), int(trace.starts[episode + 1]))
     return TrialTrace({name: values[rows].tolist() for name, values in trace.signals.items()}, float(rho[episode]))
 
@@ -563,7 +564,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
     # If there are more than `_MAX_TRACES` (20,000) combinations, fewer multiples than `_MULTIPLES` (0 to 3) are tried.
     for multiples in (_MULTIPLES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
-        # `choices` has a list for each signal in `names`: multiples of its turning values, or Boolean patterns.
+        # `choices` has a list for each signal in `names`: Boolean patterns, or multiples of a signal's turning values.
         choices: list[list[Any]] = []
         for name in names:
             scaled = [multiple * value for multiple, value in product(multiples, turning_values.get(name, ()))]
@@ -596,12 +597,13 @@ def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
     comparisons = (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare))
     predicates = [node for node in comparisons if name in syntax.signal_names(node)]
     for predicate, other_value in product(predicates, (0.0, 1.0)):
-        # The margin is computed for the values 0 and 1. If it is linear, its zero follows from these two margins.
+        # Compute the margin for the signal's values 0 and 1.
+        # If the margin is linear, these two margins determine the value of the signal at which the margin is 0.
         names = syntax.signal_names(predicate)
         signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, other_value) for other in names}
         with suppress(SignalError):  # no margin for these values: skip the predicate
             first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
-            # The zero of the line through (0, first) and (1, second).
+            # The signal's value at which the line through (0, first) and (1, second) reaches 0.
             if first != second:
                 values.append(float(first / (first - second)))
     return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]

@@ -59,7 +59,7 @@ class Spec:
     except_suites: tuple[str, ...] = ()
     """The suites in which a different limit replaces this specification."""
     original: Spec | None = field(default=None, compare=False)
-    """The specification before its limit was changed; None without a change, and if the change also gave `severe`."""
+    """The specification before its limit was changed; None if unchanged, or if the change also gave `severe`."""
 
     def __post_init__(self) -> None:
         # Raise an error if a magnitude is not positive.
@@ -78,7 +78,8 @@ class Spec:
     @property
     def written_formula(self) -> syntax.Formula:
         """The formula with the placeholder `threshold` instead of the number."""
-        # `stl` is its text. In a `plain` formula, the margin of a condition counts, too; the text cannot express this.
+        # `stl` is the formula's text.
+        # In a `plain` formula, the margin of a condition counts, too; the text cannot express this.
         written = parse_signal_formula(self.stl, self.unit)
         return syntax.make_plain(written) if syntax.is_plain(self.formula) else written
 
@@ -110,7 +111,7 @@ class Library:
 
     def __getitem__(self, spec_id: str) -> Spec:
         # Return the specification with this id. Raises `SpecError` if the library has none.
-        # Former names of a specification (`legacy`) are accepted, too, and `ID` for the only `ID@…` of the library.
+        # Older ids (`legacy`) are accepted, too. `ID` is accepted for `ID@…` if the library has only one `ID@…`.
         return self._by_id[self.canonical_id(spec_id)]
 
     def __contains__(self, spec_id: object) -> bool:
@@ -119,7 +120,7 @@ class Library:
         return spec_id in self._by_id or spec_id in self.legacy
 
     def __iter__(self) -> Iterator[Spec]:
-        # Unlike a mapping, a library iterates over its specifications, not over their ids.
+        # Unlike a mapping, a library iterates over specifications, not over ids.
         return iter(self.specs)
 
     def __len__(self) -> int:
@@ -127,7 +128,7 @@ class Library:
 
     @cached_property
     def _by_id(self) -> Mapping[str, Spec]:
-        # Maps each current name to its specification.
+        # Maps each current id to the specification with this id.
         return {spec.spec_id: spec for spec in self.specs}
 
     @property

@@ -131,7 +131,7 @@ _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "thr
 @cache
 def _types_of_keys(kind: type[msgspec.Struct]) -> Mapping[str, str]:
     # Maps each key to the text of its type. Cached because `fields` is slow.
-    # `kind` is the class of a row; its fields are the keys of a table.
+    # `kind` is the class of a row. The fields of this class are the keys of a table.
     return {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
 
 

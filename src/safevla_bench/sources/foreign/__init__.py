@@ -45,7 +45,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
     Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """
-    # A folder with recordings of vla-evaluation-harness is read as such, even if it has other recordings.
+    # If a folder has recordings of vla-evaluation-harness, only these are read, even if there are other recordings.
     with limit_memory(path):
         files = recording_files(path)
         if files:
@@ -58,7 +58,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {True: True, False: False}  # True and False also match 1 and 0, which are equal to them
+_SUCCESSES = {True: True, False: False}  # 1 and 0 match, too, because they equal True and False
 _STATUSES = {"success": True, "fail": False, "error": None}
 # Errors that readers raise for a damaged file, or for a file with an unexpected structure.
 _READ_ERRORS = (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -85,7 +85,7 @@ class ForeignResults:
 
 def find_results(path: Path) -> list[Path]:
     """Return the files at a path that `read_results` can read; [] if there are none. In a folder, return
-    `eval_info.json` if it exists, else all recordings of vla-evaluation-harness.
+    `eval_info.json` if it exists; otherwise, all recordings of vla-evaluation-harness.
     """
     info_path = path / EVAL_INFO if path.is_dir() else path
     if info_path.name == EVAL_INFO and info_path.is_file():
@@ -112,7 +112,7 @@ def read_results(path: Path) -> ForeignResults:
 
 def _read_outcome(value: object, field: str, outcomes: Mapping[Any, T]) -> T:
     # Return the meaning of a field's value. Raise `ValueError` if the value is not one of `outcomes`.
-    # `outcomes` maps each valid value in the file to its meaning, such as "fail" to False.
+    # `outcomes` maps each valid value in the file to a meaning, such as "fail" to False.
     for known, outcome in outcomes.items():
         if value == known:
             return outcome
@@ -222,7 +222,7 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return the sorted recordings of vla-evaluation-harness in a folder; [path] for an SQLite file; else []."""
+    """Return the sorted recordings of vla-evaluation-harness in a folder; [path] for an SQLite file; otherwise []."""
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
     # A .db3 file is skipped, since it is a bag of ROS 2.
@@ -272,7 +272,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
     # Raises `RecordError` if rows of steps are missing, or if numbers of a step are invalid.
-    # `sid` is the id of a process, `eid` of an episode in the process, and `eval_id` of an evaluation.
+    # `sid` is the id of a process, `eid` is the id of an episode in this process, and `eval_id` is an evaluation's id.
     # `_METADATA`, `_EPISODES` and `_STEPS` are SQL queries.
     # An action has 7 numbers, and a state of the end effector has 8.
     # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
@@ -287,7 +287,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:  # the benchmark is not LIBERO
             continue
         context = load_json(text)
-        # A process of the harness keeps its environment while the task stays the same.
+        # A process of the harness keeps the same environment while the task stays the same.
         # The environment is seeded only once, on creation.
         environment = (str(sid), str(eval_id), str(context["task_id"]))
         # Number of resets before this episode. A replay repeats these resets, because each reset draws random numbers.
@@ -299,7 +299,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             fields = [field for field in ("action", "state") if field in step]
             rows.append({field: list(step[field])[:_MAX_STEP_NUMBERS] for field in fields})
         has_all_actions = bool(rows) and all("action" in row for row in rows)
-        # Episodes without an outcome or actions are skipped, but their resets count.
+        # Episodes without an outcome or without actions are skipped, but the resets for these episodes count.
         if status not in ("success", "fail") or not has_all_actions:
             continue
         place = Place(str(path), episode=f"{task}, episode {episode_id}")
@@ -329,12 +329,13 @@ _MAX_STEP_NUMBERS = 128  # maximum number of values read from one field of a ste
 
 
 def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    # Returns the parameters of a LIBERO evaluation, with defaults for missing ones; None for other benchmarks.
+    # Returns the parameters of a LIBERO evaluation, with defaults for missing parameters.
+    # Returns None for other benchmarks.
     config = metadata.get("config") or {}
     if config.get("benchmark") != _LIBERO:
         return None
     requested = (metadata.get("server_info") or {}).get("observation_params") or {}
-    # The configuration overrides what the model server requested, and both override the defaults.
+    # The configuration overrides requests of the model server. Both override the defaults.
     parameters = {**_DEFAULTS, **requested, **(config.get("params") or {})}
     # The harness seeds the environment with `seed`, unless `env_seed` is given.
     if parameters.get("env_seed") is None:

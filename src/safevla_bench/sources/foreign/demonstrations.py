@@ -71,7 +71,7 @@ class RecordedActions:
     wait_steps: int | None = None
     # After `wait_steps`, the replay waits until the objects are at rest, but at most this number of steps.
     rest_steps: int = 0
-    # Number of resets of the environment between its seeding and this episode; None = seeded for this episode.
+    # Number of resets between the environment's seeding and this episode; None = seeded for this episode.
     earlier_resets: int | None = None
     drawn: bool = False  # True if the initial state was random, not one of the suite's
     # State of the end effector after each action, [T, 8].
@@ -97,8 +97,8 @@ class RecordedActions:
         """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
         name, else the instruction; False if none is recorded. `libero_spatial` and `libero-spatial` count as equal.
         """
-        # `benchmark` is recorded by LeRobot and vla-evaluation-harness, and the task's name by HDF5 files.
-        # An unknown suite matches any.
+        # LeRobot and vla-evaluation-harness record `benchmark`. HDF5 files record the task's name.
+        # An unknown suite matches any suite.
         suite = self.suite if self.benchmark is None else self.benchmark
         is_same_suite = suite is None or suite.replace("_", "-") == task.benchmark.replace("_", "-")
         if self.benchmark is not None:
@@ -137,11 +137,11 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 _CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on CPU time of the child process: 5 s + 1 s per 10 MB
-_WAIT_SECONDS = 60  # limit on wall-clock time of the child process: 60 s + five times its limit on CPU time
+_WAIT_SECONDS = 60  # limit on wall-clock time of the child process: 60 s + five times the limit on CPU time
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
-    """Return the demonstrations of an HDF5 file in the order of their numbers. A child process reads the file.
+    """Return the demonstrations of an HDF5 file, sorted by number. A child process reads the file.
 
     Raises `RecordError` if h5py is not installed, if the file cannot be read, has no demonstrations or has another
     structure, or if reading takes too much memory or time.
@@ -202,7 +202,7 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
     # Yields the demonstrations. `numbers` are the actions and states of each demonstration, one after the other.
     # `actions` and `states` of a `_Demo` are the shapes of these arrays. `source` is the name of the file.
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
-    # Check the output of the child process, because a damaged file may have corrupted it.
+    # Check the output of the child process, because a damaged file may have corrupted this process.
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
     remaining = numbers
@@ -255,8 +255,9 @@ _RECORDING_PATH = re.compile(r"/recordings/((libero_[a-z0-9_]+)_(\d{1,6})(?:/env
 
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds the task and initial state from its path.
-    # Also adds lerobot-eval's seed, `_FIRST_SEED` (1000) plus the initial state, and its number of waiting steps.
+    # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds facts from the dataset's path.
+    # These facts are the task, the initial state, and the seed: `_FIRST_SEED` (1000) plus the initial state.
+    # The number of waiting steps, `_WAIT_STEPS`, is the same for all datasets of lerobot-eval.
     match = _RECORDING_PATH.search(folder.as_posix())
     if match is None:
         yield from episodes

@@ -30,7 +30,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
     _lower_limit(resource.RLIMIT_CORE, 0)
     _lower_limit(resource.RLIMIT_CPU, seconds)
     _lower_limit(resource.RLIMIT_DATA, memory)
-    matrices: list[Any] = []  # the arrays of each demonstration: its actions and (if present) its states
+    matrices: list[Any] = []  # the arrays of each demonstration: actions, and then states (if present)
     try:
         import h5py
 
@@ -75,7 +75,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
         demo = _read_item(data, name, h5py.Group)
         actions = _read_matrix(demo, name, "actions")
         states = _read_matrix(demo, name, "states") if "states" in demo else None
-        # A state precedes each action; a further one may follow the last action.
+        # A state precedes each action. A further state may follow the last action.
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
             remedy = "Write one state before each action, and optionally one after the last."
             _refuse(f"{len(states)} states, but {len(actions)} actions", remedy, name, "states")
@@ -109,7 +109,7 @@ def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> An
 
 
 def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
-    # Returns a dataset of a demonstration as float64, [steps, k]. Raises `Refusal` if it is not a matrix of numbers.
+    # Returns a dataset of a demonstration as float64, [steps, k]. Raises `Refusal` unless it is a matrix of numbers.
     import h5py
     import numpy as np
 
@@ -152,7 +152,8 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 
 def _decode_text(value: object) -> str | None:
-    # Returns an attribute's text; None if it is missing or not a text. Raises `UnicodeError` if it is not valid UTF-8.
+    # Returns an attribute's text; None if the attribute is missing or not a text.
+    # Raises `UnicodeError` if it is not valid UTF-8.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):

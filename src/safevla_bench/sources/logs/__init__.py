@@ -36,7 +36,7 @@ class Log:
         episodes to read; None = all. Errors are yielded, not raised. A log that cannot be read yields one error.
         """
         # A batch has the records of an episode.
-        # The file for errors that name no file: in a dataset, they are about the mapping.
+        # Errors that name no file get this file. In a dataset, such errors are about the mapping.
         location = self.path if self.recordings else self.mapping_file or self.path
         try:
             yield from limit_each(self.path, self._build_episodes(wanted))
@@ -61,7 +61,7 @@ class Log:
                 yield records.build_episode(episode, self.mapping, tasks)
             except RecordError as error:
                 yield error.with_place(Place(file=episode.file, episode=episode.name))
-        # Refuse an outcome in the mapping if its episode does not exist; the episode's name is probably misspelled.
+        # Refuse an outcome in the mapping for an episode that does not exist. The name is probably misspelled.
         all_facts = (self.mapping.episode, *self.mapping.trials)
         unknown_names = {name for facts in all_facts for name in facts.outcomes} - episode_names
         if unknown_names and wanted is None:  # if only some episodes are read, other names are unknown
@@ -71,7 +71,8 @@ class Log:
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
         """Yield each episode, or the episode's error. Raises `RecordError` if a LeRobot dataset cannot be read."""
-        # `wanted` are the indices of the episodes to read; None = all. `build_episode` later makes records of them.
+        # `wanted` are the indices of the episodes to read; None = all.
+        # `build_episode` later makes records of these episodes.
         # Without recordings, the log is a LeRobot dataset.
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
@@ -93,7 +94,7 @@ class Log:
 
     def require_mapping(self) -> None:
         """If no topic or feature is mapped, raise `MappingNeededError`, or `RecordError` if the log is damaged."""
-        # With at least one mapped topic or feature, return without reading the log. The error proposes a mapping.
+        # If a topic or feature is mapped, return without reading the log. `MappingNeededError` proposes a mapping.
         if self.mapping.sources:
             return
         try:
@@ -109,7 +110,7 @@ class Log:
         raise MappingNeededError(problem, mapping, remedy=escape_controls(remedy), place=Place(str(self.path)))
 
     def _find_sources(self) -> tuple[list[proposal.FoundSource], bool, str | None]:
-        # Returns the sources (topics or features), whether the log says how its episodes ended, and the robot's name.
+        # Returns the sources (topics or features), whether the log says how episodes ended, and the robot's name.
         # Without recordings, the log is a LeRobot dataset.
         if not self.recordings:
             dataset = lerobot.open_dataset(self.path)
@@ -146,7 +147,7 @@ def find_log(path: Path) -> Log | None:
     Return None for anything else. Raises `RecordError` if a mapping cannot be read or does not name a log, if the log
     is a LeRobot dataset of version 1, or if the metadata of a recording is damaged.
     """
-    # The mapping, if the path is a mapping file; such a file must name its log.
+    # If the path is a mapping file, read the mapping. Such a file must name a log.
     given_mapping = mappings.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if given_mapping is not None and given_mapping.log is None:
         remedy = 'Name the log itself, or write `log = "path/to/the/log"` into this file.'
@@ -170,6 +171,6 @@ def find_log(path: Path) -> Log | None:
         )
         place = Place(file=str(path), field="log")
         raise RecordError(f"{given_mapping.log!r} is not a log", remedy=remedy, place=place)
-    # Without a mapping file as the path, use the file `safevla-log.toml` in the log's folder, if there is one.
+    # If the path is not a mapping file, use `safevla-log.toml` in the log's folder, if this file exists.
     mapping, mapping_file = mappings.default_mapping(path) if given_mapping is None else (given_mapping, path)
     return Log(log_path, found_recordings, mapping, mapping_file)

@@ -60,7 +60,7 @@ def align(
     Raises `RecordError` if a part has no message, if the clock's times go back or are fewer than two, or if no
     transform connects the frames of poses.
     """
-    # `takers` hold the messages of each mapped part of the record, and `transforms` those of frames (/tf).
+    # `takers` has the messages of each mapped part of the record. `transforms` has the transforms between frames (/tf).
     # `stamps`, `edge_stamps` and `held_stamps` map the name of a part or transform to the times of its messages.
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
@@ -86,7 +86,8 @@ def align(
             channels[clock].choose(~is_placeless)
             stamps[clock] = channels[clock].stamps
     times = place_messages({**stamps, **edge_stamps, **held_stamps}, clock, warn, mapping.max_latency_s, stamps.keys())
-    # The instants [ns] at which all parts are sampled; instants with all parts known become records.
+    # The instants [ns] at which all parts are sampled.
+    # An instant can become a record if all parts of the robot are known then.
     instants = np.unique(times[clock].time_ns)
     if repeated_count := len(times[clock].time_ns) - len(instants):
         warn(f"{repeated_count} clock messages are left out, since they repeat an earlier time")
@@ -105,7 +106,7 @@ def align(
         remedy = f'For each mapped pose, write `in = "{named[0]}"`, so that transforms (/tf) convert it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
-    # A rate such as 30 Hz, whose step is not a whole number of nanoseconds, counts as uneven.
+    # The clock counts as uneven if the step is not a whole number of nanoseconds, as at 30 Hz.
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
     return records.LoggedEpisode(
         name=trial.name,
@@ -119,7 +120,7 @@ def align(
 
 
 class _Channel:
-    """The m messages of a trial for one part of the record. `rows` [m, k] are their numbers, `stamps` their times."""
+    """The m messages of a trial for one part of the record. `rows` [m, k] are the numbers, and `stamps` the times."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         # `taker` holds all messages of the recording for one part of the record; only those in `trial` are kept.
@@ -131,7 +132,7 @@ class _Channel:
             # `doubt` is a warning about a convention that the names do not state; "" = none.
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
-            # The first parent frame that is itself the child of another frame, and so may move; None = none.
+            # The first parent frame that is also the child of another frame, so that it may move; None = none.
             moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving_frame and not taker.columns.into:
                 problem = f"[{taker.part}] has the frame {moving_frame}, which may move"
@@ -146,7 +147,8 @@ class _Channel:
         # (Numbers with few bits, such as 0.5, do not show how the log stores numbers.)
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
-        # A static part is valid at any time: it is latched (sent to late subscribers), and from /tf_static or constant.
+        # A static part is valid at any time. Its messages are latched (sent to late subscribers).
+        # In addition, they are from /tf_static, or all equal.
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
         self.changes = bool((read_numbers != read_numbers[-1:]).any())  # False if all messages are equal
         if not self.is_static:
@@ -172,10 +174,11 @@ class _Channel:
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
-        """Return the part's values at the instants. `times` are its messages' times; None if all messages are equal."""
+        """Return the part's values at the instants. `times` are the messages' times; None if all are equal."""
         # `instants` [ns] are the times of the clock, and `tree` converts poses between frames.
         # Call this only once, because it changes which messages the channel has, and their order.
-        # Indices of messages: for a static part, the message that is used at each instant; else all, in order of time.
+        # `order` has indices of messages. For a static part, it has the message that is used at each instant.
+        # For any other part, it has all messages in order of time.
         # If all messages are equal, the last one (-1) is used at each instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         if self.is_static and times is not None:
@@ -200,7 +203,7 @@ class _Channel:
         return series._replace(time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _convert_poses(self, tree: FrameTree, time_ns: Ints) -> Floats:
-        # Returns the poses at `time_ns`, converted to the frame that the mapping gives as `in`, if it gives one.
+        # Returns the poses at `time_ns`. If the mapping gives a frame as `in`, the poses are converted to this frame.
         # A pose contains NaN if the pose or a needed transform is unknown at that time.
         # `rows` are the poses before the conversion. `tree` has the transforms between frames.
         # With `in`, `frames` has only the target frame.
@@ -228,11 +231,12 @@ def _choose_clock(
     edge_stamps: Mapping[str, Stamps],
 ) -> str:
     # Returns the name of the part or transform whose messages define the instants.
-    # If the mapping gives `clock`, this is a part that is read from the topic `clock`.
-    # Without `clock`: the part of the hand, else a pose, else a transform, else any part.
+    # If the mapping gives `clock`, the result is a part that is read from the topic `clock`.
+    # Without `clock`, it is the first that exists of: the part of the hand, a pose, a transform, any part.
     # If several parts qualify, the part with the most messages is chosen.
     # Poses come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
-    # `facts` is the mapping's table about the trial. `stamps` has times of parts, `edge_stamps` of transforms.
+    # `facts` is the mapping's table about the trial.
+    # `stamps` has the times of parts, and `edge_stamps` has the times of transforms.
     asked_parts = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked_parts:
         remedy = f"The mapped topics are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
@@ -253,7 +257,8 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     # Nothing is interpolated in a gap in which the body may be lost: the gap's first instant gets the last pose.
     # In a gap, the poses of the hand and of targets are unknown, because a target would seem to slip in the hand.
     is_pose = records.are_known(rows, columns)
-    # Index of the last message at or before each instant; -1 = none. `is_new`: it came after the previous instant.
+    # Index of the last message at or before each instant; -1 = none.
+    # `is_new` is true if this message came after the previous instant.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_new = np.diff(last_pose, prepend=-1) > 0
     last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # the last message at each time
@@ -264,7 +269,7 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     # For the period, count one message per burst, or one per clock step if the burst is longer than a step.
     # `is_apart` is true for the messages that are counted: the first of each burst, and one per further step.
     is_apart = np.diff(time_ns, prepend=-_LATEST_NS // 2) > step_ns / 10
-    # For each message, the time at which its burst begins.
+    # For each message, the time at which the message's burst begins.
     burst_begins_ns = time_ns[np.flatnonzero(is_apart)[np.cumsum(is_apart) - 1]]
     is_apart |= np.diff((time_ns - burst_begins_ns) // step_ns, prepend=0) > 0
     period_ns = _find_period(time_ns[is_apart])
@@ -274,7 +279,8 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept for the warning about norms
     values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
     uses_message = time_ns[nearest] == instants
-    # Bodies that are not targets keep the last pose at the first instant of a gap. The hand, without a role, does not.
+    # At the first instant of a gap, bodies that are not targets keep the last pose.
+    # Targets and the hand (which has no role) do not.
     if getattr(columns, "role", "target") != "target":
         is_gap = ~records.are_known(values, columns)
         is_gap[0] &= instants[0] - time_ns[nearest[0]] <= longest_ns  # the first instant has no previous instant
@@ -291,7 +297,7 @@ def _find_period(time_ns: Ints) -> float:
 
 def _are_held(last_message: Ints, time_ns: Ints, instants: Ints) -> Bools:
     # Return for each instant whether the last message, at the index `last_message`, is at most two periods old, [n].
-    # Two periods allow for one late or lost message. An index of -1 means that there is no message yet.
+    # Two periods allow for one message that is late or lost. An index of -1 means that there is no message yet.
     age_ns = instants - time_ns[np.maximum(last_message, 0)]
     return np.asarray((last_message >= 0) & (age_ns <= _HELD_PERIODS * _find_period(time_ns)))
 
@@ -308,7 +314,7 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Seri
         last_message = np.searchsorted(time_ns[has_number], instants, side="right") - 1
         is_held = _are_held(last_message, time_ns[has_number], instants)
         values[is_held, column] = rows[has_number, column][last_message[is_held]]
-        # The part is known only while all its numbers are known.
+        # The part is known only while all numbers of the part are known.
         known &= is_held
     next_instant = np.searchsorted(instants, time_ns)  # index of the first instant at or after each message
     next_instant[time_ns < instants[0]] = -1  # messages before the first instant belong to no instant

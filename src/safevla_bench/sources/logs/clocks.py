@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-# A topic's stamps are on the common time base if their median difference from converted log times is at most this.
+# A topic's stamps are on the common time base if the median difference from converted log times is at most this.
 _SAME_BASE_NS = 50_000_000
-# If stamps differ from log times by more than `_SAME_BASE_NS`, but at most by this, messages are late or clocks differ.
+# If stamps differ from log times by more than the limit above and at most by this, messages are late or clocks differ.
 # A warning states whether late messages or different clocks are assumed.
 _MAX_LATENCY_NS = 1_000_000_000
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
@@ -72,7 +72,7 @@ def place_messages(
         warn(f"the messages of {reference.topic} have fewer than two header stamps, so log times are used")
         first_ns = int(reference.log_ns[0])
         return {name: Times(stamps.log_ns - first_ns, "log time") for name, stamps in parts.items()}
-    # The clock's stamps must not go back. Its log times may go back, since the order in the file can replace them.
+    # The clock's stamps must not go back. The log times may go back, since the order in the file can replace them.
     if step := describe_step_back(reference.stamp_ns[is_stamped]):
         _refuse_step_back(candidates, reference.topic, "header stamps", step)
     uses_log_times = not describe_step_back(reference.log_ns)
@@ -82,7 +82,8 @@ def place_messages(
         warn(f"{problem}; messages without usable stamps are placed by their order in the file")
 
     def position_of(stamps: Stamps) -> Ints:
-        # Positions order the messages: their log times [ns] or, if the clock's log times go back, indices in the file.
+        # Positions order the messages.
+        # They are log times [ns] or, if the clock's log times go back, indices in the file.
         return stamps.log_ns if uses_log_times else stamps.order
 
     # Each clock message has a position and a stamp.
@@ -98,7 +99,7 @@ def place_messages(
     times = {}
     limit_ns = _SAME_BASE_NS if max_latency_s is None else max_latency_s * 1e9
     for name, stamps in parts.items():
-        # Two candidates for the times of these messages: converted positions, and their own header stamps.
+        # Two candidates for the times of these messages: converted positions, and the messages' header stamps.
         mapped_ns = _map_to_stamps(position_of(stamps), clock_positions, clock_ns) - first_ns
         stamps_ns = stamps.stamp_ns - first_ns
         has_stamp = _find_stamped(stamps)
@@ -107,7 +108,8 @@ def place_messages(
         step = describe_step_back(stamps_ns[has_stamp])
         # The offset is the median difference between stamps and positions; infinite without stamps.
         use_stamps = name == clock or abs(offset_ns) <= limit_ns
-        # Beyond the default limit, use stamps only up to 1 s, and if messages seem to be late or the stamps go back.
+        # Beyond the default limit, use stamps only if their offset is at most 1 s.
+        # In addition, messages must seem to be late, or the stamps must go back.
         if not use_stamps and max_latency_s is None and has_stamp.any():
             is_near = abs(offset_ns) <= _MAX_LATENCY_NS
             use_stamps = is_near and bool(step or (uses_log_times and _may_be_late(reference) and _may_be_late(stamps)))
@@ -131,14 +133,14 @@ def _may_be_late(messages: Stamps) -> bool:
 
 
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, use_stamps: bool) -> str:
-    # Returns the warning about a topic whose stamps are off by `offset_s`, and how to use the alternative times.
+    # Returns a warning that a topic's stamps are off by `offset_s`. The warning says how to use the alternative times.
     # If `use_stamps`, the stamps are used nevertheless; `offset_s` is then at most 1 s.
     # `position_kind` is the alternative to stamps: log time, or order in the file.
     side = "before" if offset_s < 0 else "after"
     problem = f"by {clock}'s clock, the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind}"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
         return f"{problem}; the {position_kind} is used, because the clocks differ"
-    # The times in use and the assumed cause, then the alternative times and the cause for which they would be right.
+    # First the times in use and the assumed cause; then the alternative times and the cause that would make them right.
     chosen, cause, other, other_cause = "stamps are", "messages arrive late", position_kind, "the clocks differ"
     # The limit to write into the mapping for the alternative: 0.05 s excludes these stamps.
     limit_s = _SAME_BASE_NS / 1e9
@@ -181,8 +183,9 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
-    # Convert `positions` to stamps: interpolate between the clock's messages, and extrapolate beyond its ends.
-    # Positions are log times [ns] or indices in the file; `clock_positions` and `clock_ns` (stamps) are of the clock.
+    # Convert `positions` to stamps: interpolate between the clock's messages, and extrapolate before and after them.
+    # Positions are log times [ns] or indices in the file.
+    # `clock_positions` and `clock_ns` (stamps) are those of the clock's messages.
     # Numbers relative to the clock's first message are exact as floats.
     known_x = (clock_positions - clock_positions[0]).astype(np.float64)
     known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
@@ -190,7 +193,7 @@ def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> In
     stamps = np.interp(x, known_x, known_stamp)
     for is_beyond, nearest in ((x < 0, slice(_FITTED_COUNT)), (x > known_x[-1], slice(-_FITTED_COUNT, None))):
         if is_beyond.any():
-            # Fit a line to the messages nearest to this end. With a single message, stamps advance like log time.
+            # Fit a line to the clock messages nearest to this end. With a single message, stamps advance like log time.
             rate, start = np.polyfit(known_x[nearest], known_stamp[nearest], 1) if len(known_x) > 1 else (1.0, 0.0)
             stamps[is_beyond] = start + rate * x[is_beyond]
     return np.asarray(np.round(stamps).astype(np.int64) + clock_ns[0])
@@ -222,6 +225,7 @@ def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_
 
 
 def _find_own_times(messages: Stamps) -> Ints:
-    # Returns the times [ns] that a topic would provide as the clock: its stamps, or its log times without two stamps.
+    # Returns the times [ns] that a topic would provide as the clock: its stamps.
+    # If the topic has fewer than two stamps, returns its log times instead.
     stamped = _find_stamped(messages)
     return messages.stamp_ns[stamped] if stamped.sum() > 1 else messages.log_ns

@@ -35,7 +35,7 @@ _COMPRESSED = (".zstd", ".zst")
 
 
 class Topic(NamedTuple):
-    """A topic, the type (`kind`) and encoding of its messages, and the definition of the type with its language."""
+    """A topic, the type (`kind`) and encoding of its messages, and the text and language of the type's definition."""
 
     topic: str
     kind: str
@@ -53,7 +53,8 @@ class Topics:
     """The topics found so far in a file, and the names of the topics to read."""
 
     def __init__(self, wanted: Collection[str]) -> None:
-        # `wanted` are the names of the topics to read. `channels` maps the name of each topic found to its description.
+        # `wanted` are the names of the topics to read.
+        # `channels` maps the name of each topic in the file to the description of the topic.
         self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
         self.first_ns: int | None = None  # log time of the first message of any topic; None if there is no message
         self.last_ns = 0
@@ -65,7 +66,7 @@ class Topics:
         self.last_ns = log_ns
 
     def add(self, channel: Topic) -> Topic | None:
-        """Register a channel, and return it if its messages are wanted, else None."""
+        """Register a channel. Return the channel if its messages are wanted, and None otherwise."""
         check_size(len(channel.definition), channel.kind)
         self.channels[channel.topic] = channel
         return channel if channel.topic in self.wanted else None
@@ -189,7 +190,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     from mcap.stream_reader import ReadDataStream, StreamReader
 
     budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
-    # Id in the file -> type definition, and id -> topic (None = not wanted).
+    # Id in the file -> type definition; and id in the file -> topic (None = not wanted).
     schemas: dict[int, Any] = {}
     channels: dict[int, Topic | None] = {}
 
@@ -251,11 +252,11 @@ def _is_latched(profiles: object) -> bool:
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an SQLite file in the order of recording, which is the order of ids, not of times."""
-    # A killed recorder leaves a WAL file, which holds the last messages; an immutable database would ignore it.
+    # A killed recorder leaves a WAL file with the last messages. An immutable database would ignore this file.
     has_wal = Path(f"{path}-wal").exists()
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as database:
-        # The file may be hostile: its schema must not call unsafe functions.
+        # The file may be hostile, so the database schema must not call unsafe functions.
         database.execute("PRAGMA trusted_schema = OFF")
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables >= {"topics", "messages"}:
@@ -284,7 +285,8 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
                 topics.note_time(bound_ns)
         wanted = {topic_id: channel for topic_id, channel in channels.items() if channel is not None}
         placeholders = ",".join("?" * len(wanted))
-        # The query replaces too large messages by zero bytes, one more than the limit, so that `take` refuses them.
+        # The query replaces each too large message by zero bytes.
+        # The number of bytes exceeds the limit by one, so that `take` refuses the message.
         data = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
         query = f"SELECT topic_id, timestamp, {data} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id"
         for topic_id, log_ns, content in database.execute(query, [*wanted]):
@@ -333,7 +335,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 def _read_bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
     # Yields (header fields, data) of each record.
-    # In the file, the header and the data each follow their length in 4 bytes.
+    # In the file, the length of the header (4 bytes) precedes the header; the length of the data precedes the data.
     while first_length := stream.read(4):
         parts = []
         for part_index in range(2):

@@ -63,7 +63,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
 
 def _make_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str | None) -> Decode:
-    # Returns the library's decoder for the channel's encoding, whose errors are not translated yet.
+    # Returns the library's decoder for the channel's encoding. The decoder's errors are not translated yet.
     # The distributions of ROS are those that the mapping and the recording name; None = unknown.
     if channel.encoding == "json":
         return _decode_json
@@ -122,12 +122,13 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         # The empty store has the built-in types, such as `Time`.
         store.register({**get_typestore(Stores.EMPTY).fielddefs, **without_constants})
     else:
-        # Name of a distribution, such as "humble" -> the identifier of its type store.
+        # Name of a distribution, such as "humble" -> the identifier of the distribution's type store.
         by_distro = {store.value.rpartition("_")[2]: store for store in Stores if store.value.startswith("ros2_")}
         if asked_distro is not None and asked_distro not in by_distro:
             remedy = f"Known distributions: {', '.join(by_distro)}."
             raise RecordError(f"{asked_distro!r} is not a known distribution of ROS 2", remedy=remedy)
-        # Use the ROS distribution that the mapping names, or else the recording; if neither names one, try all of them.
+        # Use the ROS distribution that the mapping names. Without one, use the distribution that the recording names.
+        # If neither names a distribution, try all of them.
         named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
         candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
@@ -158,11 +159,11 @@ def _parse_idl_types(text: str) -> Mapping[str, Any]:
 
 
 def _check_names(types: Mapping[str, Any]) -> None:
-    # Raises `RecordError` if a name of a type or field could break out of the code that is generated from it.
+    # Raises `RecordError` if the name of a type or of a field could break out of the code that is generated from it.
     # `types` maps the name of a type to (constants, fields); a field is (name, description).
     for name, (_, fields) in types.items():
         # A description is (1, basic type), (2, name of a type), (3, (elements, length)) or (4, (elements, length)).
-        # Here, 3 is an array and 4 a sequence, whose `elements` are described by 1 or 2.
+        # Here, 3 is an array and 4 is a sequence. A pair that begins with 1 or 2 describes the `elements`.
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
         for used in names:

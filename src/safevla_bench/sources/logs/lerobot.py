@@ -41,7 +41,7 @@ SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _MAX_INFO_BYTES = 1 << 24
 _MAX_FEATURE_SIZE = 1 << 16
-_MAX_STEPS = 100  # stamps are not in seconds if their median interval exceeds this many control steps
+_MAX_STEPS = 100  # if the median interval of stamps exceeds this many control steps, stamps are not in seconds
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, call finalize() at the end."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
 # Commands of lerobot v0.3.2 to v0.6.1 that convert a dataset to the next version.
@@ -118,7 +118,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
 def _join_parts(
     folder: Path, parts: Sequence[pa.Table], is_whole: bool, next_frame: int | None
 ) -> pa.Table | DamageError:
-    # Returns the episode's frames, or an error if some may be missing. If `is_whole`, the dataset has all its frames.
+    # Returns the episode's frames, or an error if frames may be missing. If `is_whole`, the dataset has all its frames.
     # `next_frame` is the `index` of the first frame after the episode, which shows whether the episode is cut off.
     frames = pa.concat_tables(parts).sort_by("frame_index")
     problem = ""
@@ -175,7 +175,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     # Each pass removes one level of nested lists.
     # All lists at one level have the same length. This length multiplies the width.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
-        # The lengths of the lists; without any list, the expected size of the feature.
+        # The lengths of the lists. If there are no lists, use the expected size of the feature.
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
             raise ValueError(f"frames differ in the number of values in {feature!r}: {', '.join(map(str, lengths))}")
@@ -254,7 +254,7 @@ def _flatten_names(names: Any, size: int) -> list[str]:
     if names and all(isinstance(part, list) for part in names):
         if math.prod(map(len, names)) == size and len(names) > 1:
             # There is one list of names per axis of the matrix.
-            # The full name of a number joins its names on all axes, such as the row's name and the column's name.
+            # The full name of a number joins the names on all axes, such as the row's name and the column's name.
             return [".".join(map(str, axis_names)) for axis_names in product(*names)]
         return [name for part in names for name in _flatten_names(part, size)]
     return [str(name) for name in names]
@@ -281,7 +281,7 @@ class Dataset(msgspec.Struct):
                 yield FoundSource(name, "", feature.number_names, feature.size)  # "" = no message type
 
     def require_feature(self, name: str, key: str) -> Feature:
-        """Return the feature `name`. If it does not exist, raise `RecordError` at the mapping's key `key`."""
+        """Return the feature `name`. If there is none, raise `RecordError` at the mapping's key `key`."""
         # The remedy lists the existing features.
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
@@ -324,7 +324,7 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     mappings.refuse_recording_keys(mapping)
-    # Name of a part -> the numbers of its feature that are read: the layout of a pose, or indices.
+    # Name of a part -> the numbers that are read of the part's feature: the layout of a pose, or indices.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
@@ -332,7 +332,7 @@ def read_episodes(
         names = dataset.features[columns.source].number_names
         if isinstance(columns, mappings.Columns):
             columns.require_scale(part, [names[index] for index in indices[part]] if names else [])
-    # The mapping may state the success, or name the feature with it; else the usual feature is read.
+    # The mapping may state the success, or name the feature that records it. Otherwise, the usual feature is read.
     success_source = mapping.episode.success
     if isinstance(success_source, str):
         dataset.require_feature(success_source, "episode.success")
@@ -343,7 +343,7 @@ def read_episodes(
     instructions = read_instructions(dataset.folder)
     for index, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
         if wanted is None or index in wanted:
-            # The episode may lack frames, so yield its error instead.
+            # The episode may lack frames, so yield an error instead.
             if isinstance(frames, DamageError):
                 yield frames
                 continue
@@ -361,7 +361,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return a feature's value in the last frame; None if null or NaN. Raises `RecordError` for values not 0 or 1."""
+    """Return a feature's value in the last frame; None if null or NaN. Raises `RecordError` unless it is 0 or 1."""
     try:
         values = feature_matrix(frames, feature)
         invalid = values[~np.isnan(values) & (values != 0) & (values != 1)]
@@ -394,7 +394,7 @@ def _read_episode(
     """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if they differ from
     these times by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
     """
-    # `picks` maps the name of each part of the record to its pose's layout, or to the indices of its numbers.
+    # `picks` maps each part of the record to the layout of the part's pose, or to the indices of the part's numbers.
     # `instructions` maps the index of a task to its text. `success` is None if the frames do not record it.
     mapped_counts = (len(pick.places if isinstance(pick, PoseLayout) else pick) for pick in picks.values())
     if frames.num_rows * sum(mapped_counts) > mappings.MAX_NUMBERS:
@@ -451,9 +451,9 @@ def _read_episode(
 
 
 def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> PoseLayout | list[int]:
-    # Returns the numbers of a feature that are mapped to `part`: the layout of a pose, else their indices in order.
+    # Returns which numbers of a feature are mapped to `part`: for a pose, a layout; otherwise, indices in order.
     # Raises `RecordError` if the mapping chooses numbers that do not exist, or if the choice is ambiguous.
-    # `columns` is the mapping's table for `part`, such as `eef`; it names a feature of the dataset.
+    # `columns` is the mapping's table for `part`, such as `eef`. The table names a feature of the dataset.
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:

@@ -63,11 +63,11 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scale: float = 1.0  # factor that converts the numbers to the record's unit
 
     def require_scale(self, part: str, names: Sequence[str]) -> None:
-        """Raise `RecordError` if `names`, field or source give forces or torques a different unit, or mean a different
-        quantity, unless the mapping explains this by `scale` or `unit`.
+        """Raise `RecordError` if `names`, the field or the source state a different unit or quantity for forces or
+        torques, unless the mapping explains this by `scale` or `unit`.
         """
         # `names` are the names of the numbers, or [].
-        # A found unit is a pair: its word ("" = none), and its factor to `base` ("" = unknown).
+        # A found unit is a pair: the word for the unit ("" = none), and the unit's factor to `base` ("" = unknown).
         base = {"wrench": "N", "torque": "N m"}.get(part.partition(".")[0])
         if base is None:  # other parts have no unit
             return
@@ -101,18 +101,18 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     field: str | None = None
     frame: str | None = None  # the child frame to read, if messages have child frames
     into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
-    # Indices of x, y, z; None = found by the names of the numbers, or there are only three numbers.
+    # Indices of x, y, z. None = the names of the numbers give them, or there are only three numbers.
     position: tuple[Count, Count, Count] | None = None
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
     quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = the order in the names
     rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = found by name
-    # Representation of the rotation; None = the one in the names, else a quaternion.
+    # Representation of the rotation. None = the representation in the names or, without one, a quaternion.
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
-    # Unit of the angles; None = the unit in the names, else radians (then no angle may exceed a full turn).
+    # Unit of the angles. None = the unit in the names or, without one, radians of at most a full turn.
     angle_unit: Literal["rad", "deg"] | None = None
-    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in names such as `x_mm`, else m
+    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in names such as `x_mm`; m without such a unit
 
     @property
     def stated(self) -> tuple[int, ...]:
@@ -155,7 +155,8 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         layout = layout._replace(doubt="; ".join(filter(None, [layout.doubt, owner_doubt])))
         self.factor_m(part, layout.unit)  # raises an error if the unit is unknown or contradicts the mapping
         if layout.form in ("rpy", "rotvec"):
-            # Angles have a unit: it comes from the mapping, the names of the numbers or the field, else it is radians.
+            # The unit of angles comes from the mapping, the names of the numbers or the field.
+            # Otherwise, it is radians.
             named_unit = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
             if named_unit:
                 _require_unit(part, "angle_unit", named_unit, self.angle_unit, ("rad", "deg"))
@@ -178,7 +179,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return SCALES_M[self.unit or named_unit or "m"]
 
     def _refuse_unclear_unit(self, part: str, key: str, units: Collection[str], known: Sequence[str]) -> None:
-        # Raises `RecordError` if only the source's name has a unit, such as `tcp_mm`, and the mapping's `key` has none.
+        # Raises `RecordError` if a unit is only in the source's name, such as `tcp_mm`, and the mapping lacks `key`.
         # `units` are all units, and `known` are the possible values of `key`, of which the first is the default.
         unit = naming.find_unit([self.source], units)
         if unit not in ("", known[0], *naming.DOUBTFUL_UNITS) and getattr(self, key) is None:
@@ -211,8 +212,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def _require_unit(part: str, key: str, named: str, stated: str | None, known: Collection[str]) -> None:
     # Raises `RecordError` if the unit in the names is doubtful, unknown, or not the one that the mapping states.
-    # `named` is the unit in the names of the numbers; `stated` is the mapping's value of `key`, None if it has none.
-    # `part` is the name of a table in the mapping, `key` its key for the unit, and `known` the convertible units.
+    # `named` is the unit in the names of the numbers; `stated` is the mapping's value of `key` (None = no value).
+    # `part` is the name of a table in the mapping, and `key` is the table's key for the unit.
+    # `known` are the convertible units.
     # An unknown word in brackets, as in `x [base]`, is not always a unit.
     is_word = named.partition("/")[0] not in (*naming.LENGTH_UNITS, *naming.ANGLE_UNITS)
     if named in naming.DOUBTFUL_UNITS or is_word:
@@ -250,8 +252,8 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tare: tuple[float, float, float] | None = None
     """Force without contact [N] (less the tool's weight if `mass_kg` is given); None = measured at rest."""
     unit: Literal["N"] | None = None  # confirms that the numbers are forces in N, even if a name suggests another unit
-    tare_s: Positive = 1.0  # the tare is the mean over the first interval of this length [s] with a still hand
-    mass_kg: Positive | None = None  # mass of the tool beyond the sensor; its weight is subtracted from forces
+    tare_s: Positive = 1.0  # the tare is the mean over the first interval [s] of this length in which the hand is still
+    mass_kg: Positive | None = None  # mass of the tool beyond the sensor; the tool's weight is subtracted from forces
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -268,11 +270,11 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts that the log does not contain, about all its episodes, or about one trial if the mapping lists trials."""
+    """Facts that the log lacks: about all its episodes or, if the mapping lists trials, about one trial."""
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
-    template: str | None = None  # kind of task, such as `pnp-basic`; selects specifications; only for `real-robot`
+    template: str | None = None  # kind of task (`pnp-basic`), which selects specifications; benchmark `real-robot` only
     policy: str | None = None
     # True or False for all episodes, or the feature whose last value is the success of an episode.
     # None = the feature `next.success`.
@@ -281,7 +283,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
     embodiment: str | None = None  # the robot's name, which selects torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first body with the role target
-    # Topic whose messages become records. None = the hand's topic or, without a hand, the topic with the most poses.
+    # Topic whose messages become records. None = the topic of the hand.
+    # Without a hand, the pose (or else any part) with the most messages gives the topic.
     clock: str | None = None
     # Start of a trial [s] since the first message, or since 1970 if the number is 1e8 or more. None = no limit.
     start_s: float | None = None
@@ -318,7 +321,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     transforms: Transforms = Transforms()
     # ROS distribution for the types that a recording does not define; None = the recording's distribution.
     ros_distro: str | None = None
-    # Header stamps are used if they differ by at most this [s] from log times, converted to the clock's time base.
+    # Log times are converted to the clock's time base.
+    # Header stamps are used if they differ by at most this limit [s] from converted log times.
     max_latency_s: Positive | None = None  # None = 0.05, or up to 1 with a warning if messages may be late
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
@@ -327,7 +331,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sources(self) -> dict[str, AnyColumns]:
         """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
-        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object with the attributes `OF_ARMS`.
+        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object whose attributes are in `OF_ARMS`.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
         parts = {
             f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
@@ -376,7 +380,7 @@ def read_mapping(path: Path) -> LogMapping:
                 continue
             if not columns.scale:
                 raise ValueError(f"[{name}] has scale = 0, which makes every number 0")
-            # A grip is one number and a force three; other parts may have any count.
+            # A grip has one number, and a force has three. Other parts may have any count of numbers.
             size, chosen = WIDTHS.get(name.partition(".")[0]), columns.names or columns.index
             if size and chosen and len(chosen) != size:
                 raise ValueError(f"[{name}] must be {count_noun(size, 'number')}, not {len(chosen)}")
@@ -489,7 +493,7 @@ def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
     """Return `tree` with the tables of several arms, such as [eef.left], moved to the key `arms`. Modifies `tree`."""
-    # A part has arms if its table only has tables; otherwise, the table itself maps the part of a single arm.
+    # If a part's table only has tables, the part has arms. Otherwise, the table itself maps the part of a single arm.
     if "arms" in tree:
         raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
     arms: dict[str, dict[str, object]] = {}
@@ -505,7 +509,7 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 def _require_consistent_arms(mapping: LogMapping) -> None:
     # Raises an error if arms have different parts, or if two arms or two bodies read the same numbers.
     # Also raises an error if there is only one arm, or if a table of a robot with arms does not name its arm.
-    # ("by name",) and (None,) replace the numbers of parts whose indices the mapping does not give.
+    # If the mapping gives no indices for a part, ("by name",) or (None,) replaces the indices of its numbers.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()
@@ -537,7 +541,7 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
     for (other, (other_source, other_numbers)), (name, (source, numbers)) in combinations(picks.items(), 2):
         # Only two parts of the same kind can conflict, such as `eef.left` and `eef.right`.
         may_clash = source == other_source and name.partition(".")[0] == other.partition(".")[0]
-        # None means all numbers of the source, so it conflicts with any number of the other part.
+        # None means all numbers of the source, so None conflicts with any number of the other part.
         share_numbers = None in (*other_numbers, *numbers) or not {*other_numbers}.isdisjoint(numbers)
         if may_clash and share_numbers:
             remedy = "Name each arm by a word in the names of its numbers, or write `position` or `index`."
@@ -547,7 +551,8 @@ def require_own_numbers(picks: Mapping[str, tuple[Sequence[str | None], Collecti
 
 
 def _require_finite(value: object, key: str = "") -> None:
-    # Raises an error if a number in the tree is NaN or infinite. `key` is the key of the value or of its list.
+    # Raises an error if a number in the tree is NaN or infinite.
+    # `key` is the key of the number, or of the list with the number.
     if isinstance(value, dict):
         for name, child in value.items():
             _require_finite(child, name)

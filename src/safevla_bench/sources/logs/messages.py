@@ -45,7 +45,7 @@ _MOST_NUMBERS = 256  # maximum number of values of a message that are searched f
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 # Fields whose numbers are never part of a pose, such as the offset in a MultiArray. Indices in a mapping skip them.
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
-_FIELDS_OF_PART = {  # part of a mapping -> message fields that may hold its numbers; the first existing field is read
+_FIELDS_OF_PART = {  # part -> message fields that may have the part's numbers; the first existing field is read
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
     "wrench": ("wrench.force", "force", "data", "value"),
@@ -69,8 +69,9 @@ class Taker:
     fields: str = ""  # the fields of the first message without any wanted field
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
-        """Add a message's numbers. Raises `RecordError` if their count changes or the memory budget is exhausted."""
-        # `order` is the message's index in the recording, `log_ns` its log time [ns], and `row` its numbers.
+        """Add a message's numbers. Raises `RecordError` if the count of numbers changes, or if memory is exhausted."""
+        # `order` is the message's index in the recording, and `log_ns` is the log time [ns].
+        # `row` has the numbers of the message.
         # Each message must have `width` numbers. `rows` and `marks` are flat arrays, to which each message is appended.
         if self.width != len(row):
             if self.rows:
@@ -112,7 +113,7 @@ class MarkTaker(Taker):
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         # Adds a message that marks a trial: 1 = begins, 0 = ends. A message without a Boolean begins a trial.
-        # Numbers and texts are also kept in `others`, since their meaning may be unclear.
+        # Numbers and texts are also kept in `others`, since the meaning of such marks may be unclear.
         mark = _first_field(message, "data")  # as in std_msgs/Bool
         if isinstance(mark, str | int | float) and not isinstance(mark, bool):
             self.others.append(mark)
@@ -146,13 +147,13 @@ class NumberTaker(Taker):
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
-        # `order` is the message's index in the recording, and `log_ns` its log time [ns].
+        # `order` is the index of the message in the recording, and `log_ns` is the log time [ns].
         columns = self.columns
-        # The mapping (`columns`) chooses numbers by `names` or by `index`, or neither, which means all.
+        # The mapping (`columns`) chooses numbers by `names` or by `index`. If it gives neither, it chooses all.
         names, numbers = self._find_numbers(message)
         if not numbers:
             return
-        # `size` is the count of numbers in the previous message, 0 before the first.
+        # `size` is the count of numbers in the previous message; 0 before the first message.
         if columns.index and self.size not in (0, len(numbers)):
             problem = f"messages of {self.topic} have {self.size} and {len(numbers)} numbers, so indices may differ"
             refuse_field(problem, "Publish all numbers in every message, or choose them by `names`.", self.part)
@@ -171,13 +172,14 @@ class NumberTaker(Taker):
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
-        # Read the numbers with these names, else those with the mapping's indices, else all.
+        # Read the numbers with these names.
+        # Without names, read the numbers at the mapping's indices. Without indices, read all.
         indices = self.seen[names] or columns.index or range(len(numbers))
         try:
             # An index of -1 means that the message lacks the name; null in JSON is None.
             row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
-            # Find the cause: a text, a list or object instead of a number (TypeError), or an index that is too large.
+            # Find the cause: a text; a list or object instead of a number (TypeError); or an index that is too large.
             text = next((number for number in numbers if isinstance(number, str)), "")
             if text:
                 remedy = "In the mapping, name a topic of numbers or Booleans."
@@ -192,8 +194,9 @@ class NumberTaker(Taker):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
-        # Returns the names (() if there are none) and the values of a message's numbers.
-        # Reads the field that the mapping gives, or else the first usual field of the part.
+        # Returns the names of a message's numbers (() = no names), and their values.
+        # Reads the field that the mapping gives.
+        # Otherwise, reads the first of the usual fields of the part that the message has.
         # Values may also be text or None.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
@@ -208,7 +211,7 @@ class NumberTaker(Taker):
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = non_empty or candidates
         values = candidates[0] if candidates else None
-        name: Any = getattr(message, "name", None)  # names of the numbers, or a text
+        name: Any = getattr(message, "name", None)  # the names of the numbers, or a single text
         is_list = hasattr(name, "__iter__") and not isinstance(name, str)
         names: tuple[str, ...] = tuple(map(str, name)) if is_list else ()
         if values is None and part == "wrench" and self.columns.field is None:
@@ -251,7 +254,7 @@ class NumberTaker(Taker):
 
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a mapped number, or if a mapped name is in no message."""
-        # `seen` has the names of the numbers in each kind of message. Also raises an error for an unclear unit.
+        # Also raises an error for an unclear unit. `seen` has the names of the numbers in each kind of message.
         known_names = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in known_names]
         if missing and self.seen:
@@ -286,7 +289,7 @@ class PoseTaker(Taker):
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         # Adds the pose in a message, or the pose of the wanted child frame in a list of transforms.
-        # `order` is the message's index in the recording, and `log_ns` its log time [ns].
+        # `order` is the index of the message in the recording, and `log_ns` is the log time [ns].
         # `frame_names` maps names of parent frames to indices. `frames` has the index of each message's frame.
         transforms, wanted_frame = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
         for entry in (message,) if transforms is None else transforms:
@@ -317,14 +320,14 @@ class PoseTaker(Taker):
     def _find_pose(self, message: Any) -> list[float]:
         # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
         # Sets `has_pose` if it finds a pose, and `has_turn` if the pose has an orientation.
-        # If names or indices give the pose, sets both, and stores `layout` and `names` at the first such message.
+        # If names or indices give the pose, sets both, and at the first such message stores `layout` and `names`.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
             position = _first_field(pose, "position", "translation")
             orientation = _first_field(pose, "orientation", "rotation")
             if hasattr(position, "x") and not self._has_unread_orientation(pose, orientation):
-                # The mapping gives indices or a form of rotation, so it expects a list of numbers.
+                # If the mapping gives indices or a form of rotation, it expects a list of numbers.
                 is_stated = bool(self.columns.stated or self.columns.rotation_form)
                 if is_stated and hasattr(orientation, "w"):
                     problem = f"the messages of {self.topic} have fields for position and orientation"
@@ -342,7 +345,7 @@ class PoseTaker(Taker):
         number_by_name = {
             name: number for name, number in all_numbers.items() if name.partition(".")[0] not in _UNCOUNTED_FIELDS
         }
-        # The first message with known numbers decides which of them are the pose (`layout`).
+        # The first message with known numbers decides which numbers are the pose (`layout`).
         is_mapped = bool(self.columns.field or self.columns.position)
         has_numbers = not all(map(math.isnan, number_by_name.values()))
         if self.layout is None and has_numbers and (is_mapped or find_positions([*number_by_name])):
@@ -397,7 +400,8 @@ class PoseTaker(Taker):
     @property
     def read_numbers(self) -> Floats:
         # Returns the numbers of the pose in each message, in the log's units.
-        # `layout` has their indices; it is None if the messages have pose fields, which give [m, 7].
+        # `layout` has the indices of these numbers.
+        # If the messages have pose fields, `layout` is None, and the result is [m, 7].
         return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
 
     def convert(self, numbers: Floats) -> Floats:
@@ -444,7 +448,8 @@ class TransformTree:
 
     def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
         """Add the transforms of a message, except those that tf2 would ignore."""
-        # `order` is the message's index in the recording, and `log_ns` its log time [ns]. `static`: as from /tf_static.
+        # `order` is the message's index in the recording, and `log_ns` is the log time [ns].
+        # `static` is true for messages such as those of /tf_static.
         entries = _first_field(message, "transforms")
         if not entries:  # the message may itself be a transform
             entries = [message] if _first_field(message, "child_frame_id") else []
@@ -464,19 +469,20 @@ class TransformTree:
 
     def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
         """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
-        # With `static`, list the static frames whose transforms differ; else list the moving frames.
+        # With `static`, list the static frames whose transforms differ. Otherwise, list the moving frames.
         # A taker stores the transforms of one frame; `latched` is true if the frame is static.
         takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
         return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
-        """Return the tree of frames. `times` maps each name in `list_stamps` to the times of its transforms."""
+        """Return the tree of frames. `times` maps each name that `list_stamps` returns to times."""
         # Transforms that are more than `max_gap_s` apart are not interpolated.
         # A taker stores the transforms of one frame; `latched` is true if the frame is static.
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal
-            # The times of a moving frame must not repeat. In a static frame, the last of equal times counts.
+            # The times of a moving frame must not repeat.
+            # In a static frame, if times are equal, the last transform counts.
             if taker.topic in times:
                 time_ns = times[taker.topic].time_ns
                 chosen = np.argsort(time_ns, kind="stable")
@@ -511,7 +517,7 @@ def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _find_entries(names: Sequence[str]) -> dict[str, set[int]]:
-    # Returns for each list in dotted names, such as `bodies` in `bodies.2.position.x`, the indices of its entries.
+    # Returns, for each list in dotted names, the indices of the entries: {2} for `bodies` in `bodies.2.position.x`.
     entries: dict[str, set[int]] = {}
     for parts in (name.split(".") for name in names):
         for place, part in enumerate(parts):
@@ -521,7 +527,7 @@ def _find_entries(names: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _get_field(message: Any, location: str) -> Any:
-    # Returns the value of a (nested) field such as `pose.position`; None if it is missing. "" means the message itself.
+    # Returns the value of a (nested) field such as `pose.position`; None if missing. "" means the message itself.
     for name in location.split(".") if location else ():
         message = getattr(message, name, None)
     return message

@@ -32,8 +32,8 @@ _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_KINDS` maps words to kinds of quantities. `_UNITS` maps words to units.
 # `_UNITS_AFTER_AXES` maps words that are units only after an axis or after the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
-# `_FORCE_UNITS` maps words that are units of forces and torques to their factor, as text.
-# `_OWNERS` maps words of the hand's names to `hand`, and words that name no object to "".
+# `_FORCE_UNITS` maps words for units of forces and torques to the unit's factor, as text.
+# `_OWNERS` maps words for the hand to `hand`, and words that name no object to "".
 _KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS, _OWNERS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
@@ -74,7 +74,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]  # axis -> indices of the numbers in the set for this axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has just one."""
+        """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has one index."""
         # `axes` maps each axis to the indices of its numbers.
         # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
         is_numbered = "".join(self.axes).isdecimal()
@@ -85,14 +85,14 @@ class _NamedSet(NamedTuple):
 
 def _split_words(name: str) -> list[str]:
     # Return the lower-case words of a name: left, hand, pos, 6d for `leftHand_pos6d`.
-    # A word ends at a capital letter, at a digit and at any other sign; `6d` and a sign for degrees are one word.
+    # A word ends at a capital letter, at a digit and at any other sign; `6d` is one word, and so is a sign for degrees.
     text = _plain(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
     text = re.sub(r"(milli|centi|deci|micro|nano|kilo)[\W_]+(?=met|rad|deg)", r"\1", text)  # as in `MilliMeters`
     return re.findall(r"6d|[^\W\d_]+|\d+|[°˚]", text)
 
 
 def _plain(name: str) -> str:
-    # Returns the name in lower case, with letters for signs that have several or are wide, such as `㎜`.
+    # Returns the name in lower case. Wide letters, and signs for several letters such as `㎜`, become plain letters.
     return re.sub("[\u3300-\u33ff\uff01-\uff5e]", lambda sign: unicodedata.normalize("NFKC", sign[0]), name).lower()
 
 
@@ -101,7 +101,7 @@ _NO_LENGTHS = ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")
 _SMALL_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "thou", "angstrom")
 LENGTH_UNITS = (*_SMALL_UNITS, "km", "yd", "mi", "hm", *DOUBTFUL_UNITS, *_NO_LENGTHS)
 ANGLE_UNITS = ("rad", "deg", "mrad", "urad", "mdeg", "gon", "arcmin", "arcsec", "rev", "deg/s", "rpm")
-# The text in brackets at the end of a name, unless it is a number.
+# The text in brackets at the end of a name, unless this text is a number.
 _BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰'\"′″]+)[\])]\W*$"
 
 
@@ -147,10 +147,10 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
     shared = re.sub(r"^([xyz]|n(ewtons?)?([\W_]*m(et(er|re)s?)?)?)$", "", shared)
     units: set[tuple[str, str]] = set()
     for text in texts:
-        # Letters that follow each other, such as `mNm`, are one word; `[A]` is one, too.
+        # Letters that follow each other, such as `mNm`, are one word; `[A]` is one word, too.
         words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", text)]
         last = next((word for word in reversed(words) if word not in _AXES), "")
-        # `_FORCE_UNITS` maps words to their factors, as text. Words with "?" count only at the end of a name.
+        # `_FORCE_UNITS` maps words to factors, as text. Words with "?" count only at the end of a name.
         # For example, the first word in `current_state` and `LB_hip` is not a unit.
         known = [word for word in words if word in _FORCE_UNITS and (word == last or "?" not in _FORCE_UNITS[word])]
         pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
@@ -184,7 +184,7 @@ def _may_precede_unit(word: str) -> bool:
 
 def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
     # Returns the units of position and angles in the names; "" = none, or the numbers have no names.
-    # Raises `ValueError` if names give several units, or if a position alone has a unit of angles.
+    # Raises `ValueError` if names give several units, or if a position without a rotation has a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
     angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)
@@ -252,7 +252,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
     """Return the words that name arms, such as `left` and `right`; () unless each position has a different word."""
-    # Sets of numbers that are a complete position; the group of a set is the other words of its names.
+    # Sets of numbers that are a complete position; the group of a set has the other words of the names.
     positions = [named for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     groups = [position.group for position in positions]
     words = tuple(dict.fromkeys(word for group in groups for word in group))
@@ -283,11 +283,11 @@ def decide_pose(
     # `names` are the names of the `size` numbers, or []. `position` and `rotation` are indices that the mapping states.
     # `form` is a key of `SIZES`. None means that the mapping does not state a value.
     # The text of an error is a question to the user.
-    # Find the pose among the numbers of this arm, by their names (None: without stated indices).
+    # Find the pose among the numbers of this arm, by the names of these numbers and without stated indices (None).
     # Convert the indices among these numbers to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
-        # Without its word, since an arm may be called `r`, which is also a word for a rotation.
+        # Leave out the arm's word, since an arm may be called `r`, which is also a word for a rotation.
         word = rf"(?i)(?<![^\W_]){re.escape(arm)}(?![^\W_])"
         own_names = [re.sub(word, "", names[index]) for index in arm_indices]
         layout = decide_pose(own_names, len(own_names), None, None, form, order, euler)
@@ -314,7 +314,8 @@ def decide_pose(
         if rotation is None and (open_rotation := _find_open_rotation(names)):
             raise ValueError(open_rotation.question)
     if rotation is None:
-        # A group is a name's other words, such as `left`. The rotation must have the position's group, if there is one.
+        # A group is a name's other words, such as `left`.
+        # If the names of the position give one group, the rotation must have this group.
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler, is_by_name=is_by_name)
@@ -329,7 +330,7 @@ def decide_pose(
     own_rotations = _own_rotations(names, position)
     # The names give an orientation with the words of the position, but the mapping states different numbers.
     # This is allowed only if the stated numbers can be the same orientation in a different form.
-    # Their count must then differ, and their names must not mark them as a rotation.
+    # The count of stated numbers must then differ, and the names of the stated numbers must not mean a rotation.
     is_other = any(len(own) == len(rotation) for own in own_rotations) or any(
         not named.isdisjoint(rotation) for named in _named_indices(names) if named not in own_rotations
     )
@@ -352,7 +353,7 @@ def _require_every_axis(euler: str) -> None:
 
 
 def _order_quaternion(indices: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    # Returns the four `indices` in the order w, x, y, z. Raises `ValueError` if the order is unknown or contradicted.
+    # Returns the four `indices` in the order w, x, y, z. Raises `ValueError` for an unknown or contradictory order.
     # `axes` are the axes in the numbers' names, such as `xyzw`. `order` is the mapping's order; None = not stated.
     named_order = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named_order is not None and order != named_order:
@@ -380,11 +381,12 @@ def _find_rotation(
     *,
     is_by_name: bool,
 ) -> PoseLayout:
-    # Returns the layout of a position and the rotation whose names match; without a rotation, if there is none.
-    # A set with three or more axes may be the rotation if it has the position's group, or names without other words.
-    # A set has the numbers of one kind and group, by axis. `group` are the other words in the position's names.
+    # Returns the layout of a position and the rotation whose names match. If no rotation matches, the layout has none.
+    # A set with at least three axes may be the rotation if it has the position's group, or if its names have no group.
+    # A set has the numbers of one kind and group, by axis.
+    # `group` are the other words in the position's names, such as `left`.
     # `form`, `order` and `euler` are what the mapping states, as in `decide_pose`.
-    # `is_by_name`: the names gave the position, not the mapping.
+    # `is_by_name` is true if the names gave the position, and false if the mapping gave it.
     rotations = []
     for named_set in _group_names(names):
         shared = [index for axis_indices in named_set.axes.values() for index in axis_indices if index in position]
@@ -396,7 +398,7 @@ def _find_rotation(
             rotations.append(named_set)
     own_rotations = _own_rotations(names, position)
     # `own` are the rotations whose names have the position's words.
-    # `matching` are those that may belong to the position.
+    # `matching` are the rotations that may belong to the position.
     own = [named_set for named_set in rotations if {*chain(*named_set.axes.values())} in own_rotations]
     matching = [
         named_set
@@ -404,7 +406,7 @@ def _find_rotation(
         if named_set.group == group or not any(_object_words(names[k]) for k in chain(*named_set.axes.values()))
     ]
     if not is_by_name and (own or not (form or order)):
-        # With a stated position, only an orientation whose names have the same words is certainly the position's.
+        # If the mapping states the position, an orientation certainly belongs to it only if both have the same words.
         is_open = (matching and not group) or _hides_rotation(names, position)
         doubt = _NO_ORIENTATION if is_open and not own else ""
         if not own:
@@ -425,7 +427,7 @@ def _find_rotation(
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
         return PoseLayout(position, unit=_find_units(names, position)[0])
-    # Prefer a set whose kind is the given form. Names such as `rx` only give axes, so they fit any form.
+    # Prefer a set whose kind is the given form. Names such as `rx` only give axes, so such a set fits any form.
     stated_kind = (form or "").removesuffix("_rows")
     named_set = min(
         matching,
@@ -444,7 +446,7 @@ def _find_rotation(
     # The indices in the order of the form; () if the set is incomplete.
     indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler.lower()}.get(kind, "xyz"))
     if kind == "quaternion" and len(indices) == 4:
-        # A quaternion's order in the log is the order of the indices; it must not contradict the mapping's order.
+        # A quaternion's order in the log is the order of the indices. The mapping must not state a different order.
         axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
         ascending = tuple(sorted(indices))
         indices = _order_quaternion(ascending, "".join(axis_of_index[index] for index in ascending), order)
@@ -511,7 +513,7 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], s
 
 
 def _words_of(names: Sequence[str], indices: Iterable[int]) -> set[frozenset[str]]:
-    # Returns the different sets of object words in the names of the numbers at the indices.
+    # Returns the different sets of object words that occur in the names at `indices`.
     return {_object_words(names[index]) for index in indices if index < len(names)}
 
 
@@ -530,7 +532,7 @@ def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[in
 
 
 def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    # Returns whether a name with the position's object words says a rotation, but is left out for such a word.
+    # Returns whether a name with the position's object words means a rotation, but is left out due to such a word.
     # An example is `wrist_qx` next to `wrist_x`: `wrist` marks numbers that are usually not part of a pose.
     words = _words_of(names, position)
     hidden = (name for name in names if _parse_name(name)[1] == "other" and _object_words(name) in words)
@@ -539,8 +541,8 @@ def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether numbers outside the position may be an orientation. They may if one of their names means a
-    rotation, or if at least three names give no quantity, since an orientation has at least three numbers.
+    """Return whether numbers outside the position may be an orientation. They may if one of the names means a rotation,
+    or if at least three names give no quantity, since an orientation has at least three numbers.
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
     # (group of other words, kind) of each name outside the position, except names that belong to another position.
@@ -675,7 +677,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not determine them."""
     if forces := find_forces(names):
         return forces
-    # Three numbers are the forces if they have no names, or if their names only give axes and no different quantity.
+    # Three numbers are the forces if they have no names, or if the names only give axes and no different quantity.
     is_other = any(
         says_torque(name)
         or not (re.search("f(?:orces?)?[^a-z]*[xyz]|force|wrench", name.lower()) or _parse_name(name)[1] == "")
@@ -724,7 +726,8 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         if positions:
             choices = f": {' or '.join(str(list(indices)) for indices in positions)}"
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{choices}")
-    # Kind of quantity -> largest number of axes of a set. If the names give several rotations, none is suggested.
+    # Kind of quantity -> largest number of axes in a set of this kind.
+    # If the names give several rotations, none is suggested.
     axes_of_kind: dict[str, int] = {}
     for named_set in [] if "which rotation" in problem else _group_names(names):
         axes_of_kind[named_set.kind] = max(len(named_set.axes), axes_of_kind.get(named_set.kind, 0))

@@ -38,7 +38,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 
 
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
-    """Return the text of a mapping of the sources. `says_success`: the log says how its episodes ended."""
+    """Return the text of a mapping of the sources. `says_success`: the log says how episodes ended."""
     # `robot` is the robot's name in the log, None = unknown. Parts that stay unmapped get no table.
     lines = [
         "# Maps the log's sources to a record (docs/howto/real-robots.md). Replace FILL IN; check lines with CHECK.",
@@ -93,17 +93,17 @@ def _split_by_arm(
 
 def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
     # Returns the part of the mapping that the type and name of a source suggest; "" = none.
-    # Each part is mapped once, except bodies: further poses become `bodies.NAME`. `mapped_parts` are used already.
+    # Each part is mapped once, except bodies: further poses become `bodies.NAME`. `mapped_parts` are already mapped.
     if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
         return ""
-    # Topics have a message type (`kind`); features of datasets have none, but names of numbers.
+    # Topics have a message type (`kind`). Features of datasets have no type, but may have names of their numbers.
     is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
     guess = next((part for part, pattern in _NAME_PATTERNS.items() if re.search(pattern, source.name.lower())), "")
     # The ROS types JointState and Wrench are more reliable than the name of the topic.
     if "JointState" in source.kind or "Wrench" in source.kind:
         guess = "wrench" if "Wrench" in source.kind else "torque"
     # A list of transforms may have any frames.
-    # A pose is the hand's if its name means a hand, or if it is the first pose.
+    # A pose belongs to the hand if the source's name means a hand, or if it is the first pose.
     if "TFMessage" in source.kind or (is_pose and guess != "action"):
         guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
     # Three or seven unnamed numbers of a dataset may be a position or a pose.
@@ -128,7 +128,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
             if source.kind or source.size == 0:  # a topic, whose joints are not known yet
                 yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, even the gripper'
             yield "scale = 1.0  # CHECK: factor to N m"
-            # Published limits are used for a known robot, unless its efforts are currents, not torques.
+            # Published limits are used for a known robot, unless the robot publishes currents as efforts.
             if known_robot is None or not known_robot.limits_nm or known_robot.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
             if known_robot is not None and known_robot.effort_is_current:
@@ -146,7 +146,7 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
 
 
 def _are_forces_known(source: FoundSource) -> bool:
-    # Returns whether the names or the count of the numbers determine the forces x, y, z.
+    # Returns whether the names of the numbers, or the count of numbers, determine the forces x, y, z.
     try:
         return bool(decide_forces(source.names, source.size))
     except ValueError:

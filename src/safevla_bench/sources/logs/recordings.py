@@ -83,7 +83,7 @@ def _part_key(path: Path) -> tuple[str, int, str]:
 
 
 def _read_rosbag2(folder: Path) -> Recording:
-    # Returns the recording in a folder of rosbag2: the files that metadata.yaml lists, in the order of their numbers.
+    # Returns the recording in a folder of rosbag2: the files that metadata.yaml lists, sorted by number.
     # Other files of the recording are added. Raises `DamageError` if listed files are missing.
     place = Place(file=str(folder / METADATA))
     present_parts = _list_parts(folder)
@@ -128,7 +128,7 @@ def _read_rosbag2(folder: Path) -> Recording:
 
 
 def _are_of_one_recording(one: Path, other: Path) -> bool:
-    # Returns whether both files are numbered, and have the same name before the number and the same format.
+    # Returns whether both files are numbered, and agree in format and in the name before the number.
     (stem, number, _), (other_stem, other_number, _) = _part_key(one), _part_key(other)
     are_numbered = number >= 0 and other_number >= 0
     return storage_suffix(one) == storage_suffix(other) and stem == other_stem and are_numbered

@@ -86,8 +86,9 @@ def are_known(values: Floats, columns: mappings.AnyColumns) -> Bools:
 
 def drop_zero_turns(values: Floats, columns: mappings.AnyColumns, warn: Callable[[str], None]) -> Floats:
     """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
-    # `values` are the numbers of any part, [n, k], and `columns` is its table in the mapping. `warn` logs a sentence.
-    # Numbers that are not such poses are returned unchanged.
+    # `values` are the numbers of any part, [n, k], and `columns` is the part's table in the mapping.
+    # `warn` logs a sentence.
+    # Any other numbers are returned unchanged.
     if not isinstance(columns, mappings.PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
     if not np.nan_to_num(values[:, :3]).any():  # nothing is known, not even a position
@@ -165,7 +166,7 @@ def build_episode(
         body_quat_wxyz=_stack_bodies(oriented, slice(3, 7)),
         joint_torque_nm=np.hstack(torques) if torques else None,
         gripper_contact=gripper_contact,
-        # An action leads to the next record, so the last one is left out.
+        # An action leads to the next record, so the last action is left out.
         action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
         extra=_mark_single_precision(add_header_mark({}, FOREIGN_LOG), episode),
         further=further_channels,
@@ -198,7 +199,7 @@ def _require_width(part: str, samples: Series, size: int) -> None:
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     """Return the indices of the instants that become records, as `build_episode` explains."""
-    # Parts that are never known: an error for parts of the robot, a warning for bodies.
+    # If a part of the robot is never known, raise an error. If a body is never known, warn.
     unseen = [name for name, samples in episode.series.items() if not samples.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -216,7 +217,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
         remedy = "Map topics that overlap in time."
         raise RecordError("the mapped parts are never known at the same time", remedy=remedy, place=place)
     label = f"{episode.file}: {episode.name}"
-    # Warn about instants that are left out: later ones with unknown parts, then many at the start.
+    # Warn about instants that are left out: first about later ones with unknown parts, then about many at the start.
     skipped_count = int((~is_usable[chosen[0] :]).sum())
     if skipped_count:
         problem = f"clock times left out, since a part of the robot is unknown then: {skipped_count}"
@@ -249,7 +250,7 @@ _CHANNELS_OF_PART = {  # part of the mapping -> channels of a record
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
     # Returns `extra`, with an entry that lists the record's channels (arrays) that the log stores as float32.
-    # Names of parts without arm or body: `eef` for `eef.left`.
+    # The names of parts, without the name of the arm or body: `eef` for `eef.left`.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels: list[str] = []
     for part, part_channels in _CHANNELS_OF_PART.items():
@@ -263,7 +264,7 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
     is a row for each message since record 0 and a row for the value sampled at each record.
     """
     # `chosen` are the indices of the instants that become records, in ascending order.
-    # Each message, and the first instant at or after its time. If `between` is None, use the sampled values.
+    # Each message, and the first instant at or after the message's time. If `between` is None, use the sampled values.
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
         messages, instants = samples.between
@@ -279,7 +280,7 @@ def _stack_bodies(bodies: Mapping[str, Series], columns: slice) -> Floats | None
     # An unknown pose is replaced by the last known pose or, before any known pose, by the origin without rotation.
     filled_bodies = []
     for body in bodies.values():
-        # Index of the last record up to this one with a known pose; -1 = none.
+        # For each record, the index of the last record so far with a known pose; -1 = none.
         last_known = np.maximum.accumulate(np.where(body.known, np.arange(len(body.known)), -1))
         filled = body.values[np.maximum(last_known, 0), columns]
         filled[last_known < 0] = np.eye(1, 4)[0] if filled.shape[1] == 4 else 0.0  # quaternion 1, 0, 0, 0
@@ -297,8 +298,8 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
     for joint in range(rows.shape[1]):
         magnitudes = np.abs(rows[:, joint])
         peaks[:, [joint]] = wrench.pick_largest(rows[:, [joint]], magnitudes, record_of_row, len(chosen))
-    # Torques before the first and after the last record are not judged. Warn if one exceeds all judged torques.
-    # `between` has the torques of all messages; it is None if each message is an instant, as in a dataset.
+    # Torques before the first and after the last record are not judged. Warn if such a torque exceeds all judged ones.
+    # `between` has the torques of all messages. If each message is an instant, as in a dataset, `between` is None.
     if torques.between is not None:
         logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
         judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
@@ -316,7 +317,7 @@ def _measure_wrist_forces(
     chosen: NDArray[np.int64],
     warn: Callable[[str], None],
 ) -> Floats:
-    # Returns the largest force at one wrist in each record [N], [n, 3]; warns if it may include a tool's weight.
+    # Returns the largest force at one wrist in each record [N], [n, 3]; warns if forces may include a tool's weight.
     # `name` is the part's name, such as `wrench.left`. `series` has the parts at the n records.
     assert isinstance(columns, mappings.WrenchColumns)
     forces, record_of_row = _assign_to_records(episode.series[name], chosen)
@@ -402,7 +403,7 @@ def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment:
         return None
     robot = find_robot(embodiment)
     published_nm = robot.limits_nm if robot else ()
-    # Arms without limits in the mapping have the published ones.
+    # Arms without limits in the mapping have the published limits.
     return tuple(limit for columns in torques for limit in columns.limits_nm or published_nm)
 
 
@@ -438,7 +439,7 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     elif columns.limits_nm is None and samples.names and [*samples.names] != joints:
         problem = "the joints are not in the order of their limits, which is from the base to the hand"
     if problem:
-        # Suggest names only if each has its own place in the order, and if there is one limit for each.
+        # Suggest names only if no two names have the same place in the order, and if there is one limit per name.
         is_order_known = len({*map(_joint_order, joints)}) == len(joints) == len(limits_nm)
         names_text = f"[{', '.join(map(quote_toml, joints))}]" if is_order_known else naming.FILL_IN
         listed = escape_controls(", ".join(samples.names) or "none")

@@ -15,13 +15,14 @@ from safevla_recorder.episode import Floats
 # Limits for warnings: speed of a pose [m/s], ratio of a torque to its limit, length of a gap in message periods.
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
 _UNITS = {"torque": " N·m", "wrench": " N, without subtracting the tare"}
-_MOST_SHOWN = 8  # for each channel, maximum number of value ranges, and of warnings
+_MOST_SHOWN = 8  # maximum number of value ranges, and maximum number of warnings, for each channel
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
     """Yield, for each mapped part, a line that summarizes all episodes, then a line for each warning."""
     # A part of the record, such as `eef`, is mapped to a topic or a feature.
-    # Part -> lowest and highest values; part -> time bases with rates; part -> problems (dicts serve as ordered sets).
+    # Part -> lowest and highest values; part -> time bases with rates; part -> problems.
+    # The inner dicts serve as ordered sets.
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}

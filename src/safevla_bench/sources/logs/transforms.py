@@ -48,16 +48,16 @@ class FrameTree:
 
     def __init__(self, edges: Mapping[str, Edge], max_gap_ns: float) -> None:
         """Store the edges. Transforms that are more than `max_gap_ns` apart are not interpolated."""
-        # `edges` maps each child frame to its edge, which has the frame's poses in its parent frame.
+        # `edges` maps each child frame to an edge. The edge has the child frame's poses in the parent frame.
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
         """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. The position is
         NaN if a transform is unknown at this time. Raises `RecordError` if the tree does not connect the frames.
         """
-        # Each list begins with the frame itself and omits the root, so that each entry has an edge to its parent.
+        # Each list begins with the frame itself and omits the root, so that every frame in the list has a parent.
         up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
-        # The poses go up from `frame` to the nearest common ancestor, then down to `into`.
+        # The path goes up from `frame` to the nearest common ancestor, and then down to `into`.
         while up_frames and down_frames and up_frames[-1] == down_frames[-1]:
             up_frames, down_frames = up_frames[:-1], down_frames[:-1]
         # The frames in which the two paths end; they differ if no transforms connect `frame` with `into`.
@@ -85,7 +85,7 @@ class FrameTree:
 
     def _list_ancestors(self, frame: str) -> list[str]:
         # Returns the frame and its ancestors in order, except the root, which has no edge; [] for the root itself.
-        # `_edges` maps each frame to its edge, which names the frame's parents.
+        # `_edges` maps each child frame to an edge, which names the frame's parents.
         frames: list[str] = []
         while frame in self._edges:
             if frame in frames:
@@ -105,7 +105,7 @@ class FrameTree:
         from scipy.spatial.transform import Rotation
 
         edge = self._edges[child]
-        # A static pose holds until the next one, and the first also before its time.
+        # A static pose is valid until the next pose. The first static pose is also valid before its time.
         if edge.static:
             poses = edge.poses[find_held(edge.time_ns, time_ns)]
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
@@ -113,7 +113,7 @@ class FrameTree:
 
 
 def find_held(known_ns: Ints, time_ns: Ints) -> Ints:
-    """Return for each time the index of the latest of the ascending times `known_ns`; 0 before the first of them."""
+    """Return for each time the index of the latest known time so far; 0 before the first. `known_ns` is ascending."""
     return np.maximum(np.searchsorted(known_ns, time_ns, side="right") - 1, 0)
 
 

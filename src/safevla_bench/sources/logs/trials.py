@@ -18,7 +18,7 @@ from safevla_bench.sources.logs.records import LoggedEpisode
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # times of at least this are since 1970; smaller times are since the first message
+_EPOCH_S = 1e8  # a time of at least this value is since 1970; a smaller time is since the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
@@ -49,14 +49,14 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
-    # Passes each message to the `takers` for its topic, which store its numbers.
+    # Passes each message to the `takers` for the message's topic, which store the message's numbers.
     # Returns the log time of the first message [ns].
     # Raises `RecordError` if the recording has no messages, or lacks a topic of the mapping.
     # Transforms are only read if the mapping converts a pose to another frame (`in`).
     needs_transforms = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     transform_topics = frozenset(mapping.transforms.topics if needs_transforms else ())
     topics, message_index = Topics({*transform_topics, *(taker.topic for taker in takers)}), 0
-    # Topic -> (decoder of its messages, takers of its messages, whether it has transforms).
+    # Topic -> (decoder of the messages, takers of the messages, whether the topic has transforms).
     readers: dict[Topic, tuple[Decode, list[Any], bool]] = {}
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
@@ -95,7 +95,7 @@ def _list_trials(
 ) -> Iterator[MessageSpan]:
     # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
     # `marks` maps each marker (a topic) to its messages. `first_ns` is the log time of the recording's first message.
-    # A span has the trial's name, its begin and end [ns], and the mapping's facts about the trial.
+    # A span has the name, the begin and the end [ns] of a trial, and the mapping's facts about the trial.
     file = str(recording.parts[0])
     if not mapping.trials:
         yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode, first_ns)

@@ -35,7 +35,8 @@ def measure_forces(
     `time_s` are the times of the records, [n]. `hand` are the hand's poses, [n, 7], or [n, 3] without orientation.
     Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
-    # `columns` has the mapping's settings: the force without contact (`tare`, or None = measured), and the tool's mass.
+    # `columns` has the mapping's settings: the tool's mass, and `tare`, the force without contact.
+    # If `tare` is None, it is measured.
     rotations = None
     if hand is not None and hand.shape[1] == 7:
         from scipy.spatial.transform import Rotation
@@ -71,12 +72,12 @@ def measure_forces(
 
 
 def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], count: int) -> Floats:
-    """Return for each of `count` records its row [k] of largest magnitude, [count, k]; NaN without a finite row."""
+    """Return for each of `count` records the row [k] of largest magnitude, [count, k]; NaN without a finite row."""
     # `magnitudes` and `record` have the magnitude and the record of each row, [M]; `rows` is [M, k].
     order = np.lexsort((magnitudes, record))  # sort by record, then by magnitude; NaN last
     order = order[np.isfinite(rows[order]).all(axis=1)]
     largest = np.full((count, rows.shape[1]), np.nan)
-    largest[record[order]] = rows[order]  # the largest row comes last, so it replaces all others
+    largest[record[order]] = rows[order]  # in each record, the largest row comes last and so replaces the other rows
     return largest
 
 

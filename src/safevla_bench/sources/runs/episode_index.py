@@ -46,7 +46,7 @@ class EpisodeNote(NamedTuple):
     header: Header
     length: int
     is_privileged: bool  # true if the policy saw state that a real robot cannot measure
-    earlier_resets: int | None  # resets since the environment was seeded; they affect fixtures' poses
+    earlier_resets: int | None  # resets since the environment was seeded; resets affect fixtures' poses
     kitchen: Kitchen | None  # the values that determine a RoboCasa episode's initial state, if recorded
     start_marks: tuple[str, ...]  # header fields that mark an initial state that is not in the suite
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
@@ -62,7 +62,7 @@ class EpisodeIndex:
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
     lost: tuple[AbsentEpisode, ...]  # episodes in a run's table whose records were lost in a damaged file
-    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they fit into `KEPT_BYTES`
+    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if all fit into `KEPT_BYTES`
 
     def __len__(self) -> int:
         # The number of valid episodes.
@@ -106,7 +106,8 @@ class EpisodeIndex:
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
         # Returns each source with the indices of its episodes.
-        # A note has the facts about one episode. Notes are in the order of the sources, so each source has a range.
+        # A note has the facts about one episode. Notes are in the order of the sources.
+        # So the episodes of each source have consecutive indices.
         # bounds[k] is the number of episodes before source k; the last bound is the number of all episodes.
         bounds = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return [(source, range(bounds[k], bounds[k + 1])) for k, source in enumerate(self.sources)]
@@ -160,12 +161,12 @@ class EpisodeIndex:
         return concatenate_batches(batches) if batches else None
 
     def find_source(self, index: int) -> RecordSource:
-        # Returns the source of the episode at this index. A note has the index of its episode's source.
+        # Returns the source of the episode at this index. The note of an episode has the index of the source.
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None if `indices` is empty. Only these episodes are
-        decoded. Raises `RunError` if a source no longer has one of them at its location.
+        decoded. Raises `RunError` if a source no longer has an episode at its location.
         """
         # A note has the facts about one episode, such as the index of its source. A key is (policy, episode id).
         notes = [self.notes[int(index)] for index in indices]
@@ -186,7 +187,7 @@ class EpisodeIndex:
         """Return all episodes in order. Episodes not at `indices` have only a header, a length and time stamps."""
         chosen = sorted(set(indices))
         with_records = self.read_episodes(chosen)
-        # `batch` holds the chosen episodes and then all others; `order` has, for each episode, its index in `batch`.
+        # `batch` has the chosen episodes and then all others. `order` has the index in `batch` of each episode.
         batch = self.append_headers([] if with_records is None else [with_records], chosen)
         order = np.argsort([*chosen, *self._other_indices(chosen)])
         return select_episodes(batch, order)
@@ -197,7 +198,7 @@ class EpisodeIndex:
         # An episode without time stamps has an empty array.
         times_s = [self.stamps_s.get(index, np.empty(0)) for index in others]
         counts = np.array([len(times) for times in times_s], dtype=np.int64)
-        # The channel's row width is 1 if the episode has time stamps, else -1 (not recorded).
+        # The channel's row width is 1 if the episode has time stamps, and -1 (not recorded) otherwise.
         # The empty array in front lets `concatenate` accept a list without episodes.
         stamps = Channel(np.concatenate([np.empty(0), *times_s]), offsets_of(counts), np.where(counts, 1, -1))
         without_records = batch_of_headers([self.headers[index] for index in others], self.lengths[others])
@@ -231,8 +232,8 @@ class Scan:
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
-        self._shared_values: dict[tuple[str, object], Any] = {}  # (field, value) -> its only copy in memory
-        # Batches of each source; None once they exceed `KEPT_BYTES`.
+        self._shared_values: dict[tuple[str, object], Any] = {}  # (field, value) -> the value's only copy in memory
+        # Batches of each source; None once all batches together exceed `KEPT_BYTES`.
         self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
         self._free_bytes = KEPT_BYTES  # remaining memory for `_kept`
         self._batches = self._read_batches()  # a generator, so nothing is read yet
@@ -262,7 +263,7 @@ class Scan:
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
         # Yields the source's valid episodes.
-        # Appends their facts to `_notes`, errors to `_problems`, and episodes lost in damaged files to `_lost`.
+        # Appends facts about them to `_notes`, errors to `_problems`, and episodes lost in damaged files to `_lost`.
         place, damaged_ids = 0, set()  # `place`: index of the next episode among all (also invalid) episodes
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -390,7 +391,7 @@ def _estimate_bytes(value: object) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
-        # A mapping counts like a list of its keys and values.
+        # A mapping counts like a list of all keys and values.
         return _estimate_bytes([*value, *value.values()])
     if isinstance(value, list | tuple):
         return _OBJECT_BYTES + 8 * len(value) + sum(map(_estimate_bytes, value))  # 8 bytes per reference to an item

@@ -97,7 +97,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of requests that were sent to a server again (`asked`), and of answers that then differed (`other`)."""
+    """Number of requests that were sent to a server again (`asked`); number of answers that then differed (`other`)."""
 
     asked: int
     other: int
@@ -108,7 +108,7 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy's or its server's statement about itself, such as a checkpoint, and the episodes with the statement."""
+    """A statement of a policy or server about itself, such as a checkpoint, and the episodes with the statement."""
 
     policy: str
     suite: str
@@ -119,15 +119,16 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that vary between repetitions of a run (`volatile` in run.json). Results do not depend on them."""
 
-    policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if measured
+    policy_latency: Mapping[str, Latency] = {}  # episode -> the policy's latency in this episode, if measured
     ran_on: Mapping[str, str] = {}  # episode -> the node and process that ran it
     policies_say: Sequence[PolicyGreeting] = ()  # statements of policies about themselves, in episode order
-    # Policy -> counts from repeated requests to its server after the run's last episode.
+    # Policy -> counts of repeated requests to the policy's server, after the last episode of the run.
     repeated_answers: Mapping[str, Repeats] = {}
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
-        # Returns episode id -> the policy's statement about itself, such as its checkpoint, if it made one.
+        # Returns episode id -> the policy's statement about itself, such as a checkpoint.
+        # Episodes without a statement are left out.
         return {episode_id: greeting.says for greeting in self.policies_say for episode_id in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
@@ -151,7 +152,7 @@ def readable(path: Path, remedy: str) -> Iterator[None]:
     try:
         with limit_memory(path):
             yield
-    # A `RecordError` has its own remedy. `remedy` is for the errors of the file system, of decoders and of Arrow.
+    # A `RecordError` already has a remedy. `remedy` is for errors of the file system, of decoders and of Arrow.
     except RecordError as error:
         raise RunError(f"cannot be read: {error.problem}", remedy=error.remedy, place=Place(file=str(path))) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
@@ -198,7 +199,7 @@ def archive_digest(path: Path) -> str | None:
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the host in run.json and its arguments; (None, {}) if there is none. Raises as `read_description`."""
+    """Return the host in run.json and the host's arguments; (None, {}) without a host. Raises as `read_description`."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -280,7 +281,7 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
 def read_facts(folder: Path) -> DayFacts:
     """Return the `volatile` facts of a complete run. Raises `RunError` if run.json is missing or damaged."""
     try:
-        # A fact that run.json lacks gets its default, which is empty.
+        # A fact that run.json lacks gets an empty default.
         return msgspec.convert(read_volatile(read_description(folder)), DayFacts)
     except msgspec.ValidationError as error:
         place = Place(file=str(folder / RUN), field="volatile")
@@ -289,7 +290,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
     """Return policy -> latencies in its episodes, for policies with a server in run.json and a measured latency."""
-    # Only the entry of a policy with a server has a `dialect`, the format of the server's requests.
+    # Only the entry of a policy with a server has a `dialect`, the format of requests to the server.
     served_policies = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     if not served_policies:
         return {}
@@ -425,7 +426,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 _REASON = "the episode was planned, but the table of episodes does not list it"
 _MAX_NAMED = 1_000_000  # maximum number of planned episodes to list; a run.json may state any number
-# With one of these values of `episodes` in run.json, each task has as many episodes as its suite defines.
+# With one of these values of `episodes` in run.json, each task has as many episodes as the task's suite defines.
 _SUITE_SIZES = (None, "protocol")
 
 
@@ -487,7 +488,7 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
         expected, planned = plan.planned, _list_planned(plan, rows)
     else:  # the stopping rule determined the number of episodes
         expected, planned = plan.decision.episodes, None
-    # If only the number of planned episodes is known, not their names, compare the numbers.
+    # If the number of planned episodes is known, but not their names, compare only the numbers.
     # `unnamed` counts the missing episodes whose names are unknown.
     if planned is None or len(planned) != expected:
         surplus = len(rows) - expected  # negative if episodes are missing

@@ -59,7 +59,7 @@ def has_raw(folder: Path) -> bool:
 
 
 def record_path(folder: Path, index: int) -> Path:
-    """Return the path of an episode's raw record; `index` is its index in the plan."""
+    """Return the path of an episode's raw record; `index` is the episode's index in the plan."""
     return folder / RAW / f"{index:06d}{npz.SUFFIX}"
 
 
@@ -101,7 +101,7 @@ def count_progress(folder: Path) -> tuple[int, int]:
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
     """Return index in the plan -> finished episode, in plan order. Raises `FileNotFoundError` without raw episodes (the
-    run may just have been completed), `RunError` if a row is damaged.
+    run may just have been completed), and `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
@@ -142,10 +142,10 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
     """Return the facts of a run that vary between repetitions. Equal statements of a policy in a suite are merged."""
-    # `repeats` maps each policy to the counts of requests that were repeated, and of answers that then differed.
+    # `repeats` maps each policy to two counts: repeated requests, and answers that then differed.
     latencies: dict[str, run_folder.Latency] = {}
     ran_on: dict[str, str] = {}
-    # (policy, suite, statement as JSON) -> the statement with the ids of its episodes.
+    # (policy, suite, statement as JSON) -> the statement, and the ids of the episodes in which it was made.
     greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
     for episode in episodes:
         if episode.ran_on:
@@ -178,7 +178,8 @@ def read_record(folder: Path, index: int) -> Batch:
     path = record_path(folder, index)
     try:
         with limit_memory(path):
-            # A raw file has one episode, so reading it gives a batch of one episode, or an error for invalid content.
+            # A raw file has one episode.
+            # So reading the file gives a batch of one episode, or an error for invalid content.
             # `EpisodeSelection()` selects all episodes.
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
@@ -229,7 +230,7 @@ def _row_paths(folder: Path) -> dict[int, Path]:
 
 
 def _read_row(path: Path) -> RawEpisode:
-    # Returns a finished episode (its "row" of the run) from its JSON file in `raw/`, which holds this episode only.
+    # Returns a finished episode from the JSON file in `raw/` that has only the row of this episode.
     try:
         return decode_input(path, partial(decode_json, kind=RawEpisode))
     except FileNotFoundError:  # another process may have removed it; the row is not damaged
@@ -247,14 +248,14 @@ SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json:
 
 def seal_json(document: Mapping[str, object]) -> bytes:
     """Return a document as JSON. The value "" of its last key, `SEAL`, is replaced by the sha256 of all other bytes."""
-    # `_SEAL_KEY` is the key with the opening quotation mark of its value; `tail` begins with the closing mark.
+    # `_SEAL_KEY` has the key and the opening quotation mark of the value. `tail` begins with the closing mark.
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail  # the digest goes before `tail`
 
 
 def is_sealed(content: bytes) -> bool:
     """Return whether the bytes of a file are those that `seal_json` returned."""
-    # After the key `_SEAL_KEY`, a sealed file has the sha256 of all its other bytes.
+    # After the key `_SEAL_KEY`, a sealed file has the sha256 of all other bytes.
     head, key, rest = content.rpartition(_SEAL_KEY)  # `key` is empty if the file has no seal
     digest, tail = rest[:_DIGEST_LENGTH], rest[_DIGEST_LENGTH:]
     return bool(key) and digest == hashlib.sha256(head + key + tail).hexdigest().encode()
@@ -283,7 +284,7 @@ def _write_sealed_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
     """Add digests of files that were written after a run to the run's manifest; content None = remove the file's
-    digest. Does nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
+    digest. Does nothing if the manifest is missing or damaged. Raises `FileError` if writing fails.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -318,7 +319,7 @@ def changed_files(folder: Path) -> Iterator[str]:
     for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
-    # The table and run.json are always checked, even if the manifest does not name them; each name counts once.
+    # Always check the table and run.json, even if the manifest does not name them. Each name counts once.
     # `_OUTSIDE_ARCHIVE` matches the names of files outside the archive.
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path = folder / name

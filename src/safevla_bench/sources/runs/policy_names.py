@@ -32,7 +32,7 @@ class NamedSource(PosixPath):
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return the function and argument with which pickle restores the source with the name of its policy."""
+        """Return the function and argument with which pickle restores the source, including the policy's name."""
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)  # `self` as text is the path
 
 
@@ -60,7 +60,7 @@ class PolicyIdentity:
         servers' statements about themselves must also be equal. If a server made no statement in a suite, the servers'
         addresses in this suite must be equal instead.
         """
-        # Compare the suites for which a statement or a server is known of both policies.
+        # Compare the suites for which each of the two policies has a known statement or server.
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             have_statements = suite in self.statements and suite in other.statements
             # Statements count if both policies made one in this suite; otherwise, the servers' addresses count.
@@ -79,7 +79,8 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
         for row in policy_rows(description):
             identifying = {key: value for key, value in row.items() if key not in _NOT_IDENTIFYING}
             statements = _statements_by_suite(description, row["policy"])
-            # The option --server is for a policy of the paper, which has an `entry`; others have their server in `row`.
+            # The option --server is for a policy of the paper, which has an `entry`.
+            # Other policies have their server in `row`.
             servers = _servers_by_suite(description) if "entry" in row else {}
             facts = dict(_flatten_facts(identifying))
             identities.append(PolicyIdentity(row["policy"], path, facts, statements, servers))
@@ -163,7 +164,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
 
 
 def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentity]]:
-    # Returns groups of identities; all members of a group describe the same policy, in the order given.
+    # Returns groups of identities. All members of a group describe the same policy. The order is kept.
     groups: list[list[PolicyIdentity]] = []
     for identity in identities:
         for group in groups:
@@ -176,7 +177,8 @@ def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[Poli
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
-    # Return a distinct label for each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
+    # Return a distinct label for each group: NAME (KEY=VALUE, …).
+    # If such labels are not distinct, return NAME (SOURCE, …), or otherwise NAME #1, NAME #2.
     facts: list[dict[str, str]] = []  # for each group, the facts about its first policy
     for first, *_ in groups:
         servers = {f"server of {suite}": url for suite, url in first.servers.items()}
@@ -193,7 +195,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
         texts = [f"{key}={group_facts[key]}" if key in group_facts else f"no {key}" for key in shown_keys[:_MOST_FACTS]]
         labels.append(f"{name} ({', '.join(texts)})")
     if not shown_keys or len(set(labels)) < len(labels):
-        # For each group, the names of its files, each once.
+        # For each group, the file names of the group's sources, without duplicates.
         sources = [dict.fromkeys(identity.source.name for identity in group) for group in groups]
         labels = [f"{name} ({', '.join(group_sources)})" for group_sources in sources]
     if len(set(labels)) < len(labels):

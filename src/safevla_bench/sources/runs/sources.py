@@ -74,14 +74,14 @@ class LeftOut:
 
     def describe_uncounted(self) -> list[str]:
         """Return a phrase for each kind of left-out planned episode, except lost or missing ones with known names."""
-        # `nameless` counts lost episodes, and `unnamed` missing ones, whose names are unknown.
+        # `nameless` counts lost episodes with unknown names; `unnamed` counts missing episodes with unknown names.
         nameless = LeftOut(self.invalid, lost=self.nameless, damaged=0, unknown=self.unknown, unnamed=self.unnamed)
         return nameless.describe_kinds()
 
     def describe_kinds(self) -> list[str]:
         """Return a phrase for each kind of left-out episode, and a phrase for damage that lost no episode."""
         # `unknown` is true if an unknown number of further episodes was lost. `damaged` counts damaged files or places.
-        # `unnamed` counts missing episodes whose names are unknown; those with names are in `missing`.
+        # `unnamed` counts missing episodes with unknown names. Missing episodes with known names are in `missing`.
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.lost:
             at_least = "more than " if self.unknown else ""
@@ -179,7 +179,7 @@ class RecordSource:
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
                 missing_names.pop(name, None)
-                if name not in planned_names:  # an error without an episode's name, too
+                if name not in planned_names:  # also true for an error without an episode's name
                     batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
                 yield batch
                 continue
@@ -226,7 +226,7 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """
     sources = [open_source(path) for path in paths]
     user_names: list[naming.PolicyNames] = []  # the names that the user gave, for each source
-    identities: list[list[naming.PolicyIdentity]] = []  # each source's policies, under the user's names if given
+    identities: list[list[naming.PolicyIdentity]] = []  # for each source, policies under user's or recorded names
     recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
     for path, source, recorded in zip(paths, sources, recorded_identities, strict=True):
         # Recorded name -> the user's name; {} if the user gave none.
@@ -245,7 +245,8 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
     # Returns the names of the policies in a source; perhaps [] if the user gave the source's policy no name.
-    # Only `name_source` uses them, if the user gave a name. So otherwise, no records are read to find them.
+    # Only `name_source` uses these names, and only if the user gave a name.
+    # So if the user gave none, no records are read to find the names.
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -294,7 +295,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 def require_run(path: Path, remedy: str = "Name a run folder, which holds run.json; `safevla eval` makes one.") -> None:
     """Raise `RunError` unless the folder exists and contains a run."""
-    # `remedy` is the error's remedy, unless the folder holds scores or run folders, for which a better one is known.
+    # `remedy` is the error's remedy. If the folder holds scores or run folders, a more exact remedy replaces it.
     require_source(path)
     if (path / run_folder.RUN).exists():
         return
@@ -313,7 +314,8 @@ _ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log:
 
 def _open_folder(path: Path) -> RecordSource:
     # Returns a run folder, complete or not, as a source. Raises `RunError` if the folder is neither a run nor scores.
-    # A folder of scores, which is not a run, may contain the archive that was judged; then, returns this archive.
+    # A folder of scores, which is not a run, may contain the archive that was judged.
+    # If so, returns this archive as a source.
     archive_file = None if (path / run_folder.RUN).exists() else find_scored_archive(path)
     if archive_file is not None:
         return open_source(archive_file)

@@ -67,7 +67,7 @@ class RunFolderWriter:
             if self.fresh:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
-                # If the third argument is a command, this always raises an error, because there is a run already.
+                # If the third argument is a command, this call always raises an error, because the folder has a run.
                 _require_continuable(folder, description, "" if resume else self._continuation)
                 existing = run_folder.read_description(folder)
                 # The versions of the code that recorded the run so far, and the version that continues it.
@@ -109,8 +109,8 @@ class RunFolderWriter:
 
     def reopen(self, places: Mapping[str, int]) -> None:
         """Make a complete run unfinished again, and drop its crashed episodes, so that they can be repeated. `places`
-        maps episode ids to indices in the plan. Raises `RunError` or `RecordError` if the run is damaged, `FileError`
-        if files cannot be written.
+        maps episode ids to indices in the plan. Raises `RunError` or `RecordError` if the run is damaged, and
+        `FileError` if files cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):  # the first changed file raises
             remedy = "Restore the file first: repeating episodes removes the manifest with the file's digest."
@@ -156,8 +156,8 @@ class RunFolderWriter:
     def finish(self, decision: object = None, repeats: Mapping[str, run_folder.Repeats] | None = None) -> None:
         """Complete the run: write the archive in plan order, the table of episodes and run.json; then remove the raw
         episodes. `decision` is the result of the run's stopping rule (None = no rule); `repeats` is policy -> `Repeats`
-        of its server. Both go into run.json. Raises `RecordError` if a record is missing or damaged, `FileError` if the
-        run cannot be written.
+        of its server. Both go into run.json. Raises `RecordError` if a record is missing or damaged, and `FileError` if
+        the run cannot be written.
         """
         with self._resumable_errors():
             # `episodes` maps indices in the plan to finished episodes.
@@ -359,8 +359,8 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan.
-    # Each shard must be given once and have all its episodes.
-    # A shard's `position` has its number, counted from 1, and the count of shards.
+    # Each shard must be given once and have all episodes of the shard.
+    # A shard's `position` has the shard's number, counted from 1, and the count of shards.
     # `position` also has the index of the shard's first episode, and the length of the whole plan.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
@@ -451,7 +451,7 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
     shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
     # For example, from the command of shard 3 in `runs/x3`, shard 5 gets the folder `runs/x5`.
     stem = words[out_word].removesuffix(words[shard_word].partition("/")[0])
-    # If --out ends in the other shard's number, replace this number; else append the new number.
+    # If --out ends in the other shard's number, replace this number. Otherwise, append the new number.
     words[out_word] = f"{stem}{number}" if stem != words[out_word] else f"{stem}-{number}"
     words[shard_word] = f"{number}/{count}"
     return shlex.join(words)
