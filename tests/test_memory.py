@@ -121,7 +121,7 @@ GUARDED = {
     "jobs/search/__init__.py": {"_read_wordings"},
     "jobs/verify/files.py": {"_check_report"},
     "judging/registration.py": {"read_registration"},
-    "publishing/board.py": {"_is_board"},
+    "publishing/board.py": {"_is_replaceable"},
     "sources/foreign/__init__.py": {"_read_lerobot"},
     "sources/logs/lerobot.py": {"open_dataset", "read_frames", "read_instructions"},
     "sources/logs/recordings.py": {"_read_rosbag2"},

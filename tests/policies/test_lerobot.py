@@ -43,8 +43,8 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
         before=lambda batch: {"before": batch},
         after=lambda action: Tensor(action.array / 4),
         dialect=choose_dialect("lerobot-libero", "lerobot"),
-        tensor=Tensor,
-        seeded=seeds.append,
+        make_tensor=Tensor,
+        seed_torch=seeds.append,
     )
     policy = ChunkedPolicy(model, None)
     policy.reset(TASK, 3)

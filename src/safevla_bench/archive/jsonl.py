@@ -33,8 +33,8 @@ from safevla_recorder.episode import ContactList, EpisodeArrays
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # a file with one episode on any number of lines; nothing can be appended to it
-_ZSTD_LEVEL = 9
-_PIECE_BYTES = 1 << 20
+_ZSTD_LEVEL = 9  # compression level of new files
+_PIECE_BYTES = 1 << 20  # bytes per read of an uncompressed file
 MAX_BLANK_LINES = 1 << 20  # a small compressed file may contain so many empty lines that it takes too long to read
 MAX_DOUBTS = 10  # limit on the number of fields per file that warnings name
 _REMEDY = "Check that this is an archive with one episode per line."
@@ -96,7 +96,7 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    # Yields each line with its separator. If `separator` is empty, the whole file is one line.
+    # Yields each line with its separator, which the last line may lack. Without a separator, the file is one line.
     # `pieces` are successive parts of the file, of any sizes.
     line_pieces: list[bytes] = []  # the parts of the current line that were read so far
     for piece in pieces:
@@ -128,6 +128,7 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # suffix -> byte
 
 def _read_members(stream: IO[bytes], read_bytes: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the data of gzip members or zstd frames with verified checksums; ignore zero bytes at the file's end."""
+    # Raises `RecordError` if a member is damaged or cut off.
     # `read_bytes` is the size of each read from the stream. `new_member()` returns a decompressor for one member.
     # `unread` holds bytes that were read but not decompressed; `member_start` is the member's position in the file.
     unread, member_start = stream.read(read_bytes), 0
@@ -234,12 +235,13 @@ _FIELDS = tuple(
     for spec in channels.CHANNELS
     if spec.name not in ("gripped_body", *channels.OF_CONTACTS) and not spec.is_per_action
 )
+# Fields of a contact whose values are numbers.
 _MEASURED = ("force_n", channels.NET_FORCE, "impulse_ns", channels.NET_IMPULSE)
 
 
 def decode_json(line: bytes) -> Batch:
-    """Parse the JSON text of one episode to a batch of one. Raises a `RecordError` that names the episode, the step,
-    the field and the remedy; the caller adds file and line.
+    """Parse the JSON text of one episode to a batch of one. Raises a `RecordError` with a remedy and, if known,
+    the episode, the step and the field; the caller adds file and line.
     """
     tree = record_schema.parse_json(line)
     try:
@@ -259,7 +261,7 @@ FAR_M, LONG_S, OFF_NORM, OFF_RATE = 100.0, 1.0, 0.1, 5.0
 
 
 def list_doubts(batch: Batch) -> Iterator[tuple[str, str]]:
-    """Yield the name of each field whose unit or name seems wrong, and the reason. The batch has one episode."""
+    """Yield the name of each field whose unit, norm or name seems wrong, and the reason. The batch has one episode."""
     dt_s = float(batch.dt_s[0])
     if dt_s > LONG_S:
         yield "dt", f"the control step may be in milliseconds: dt is {dt_s:g} s"
@@ -417,6 +419,7 @@ def _read_poses(
 
 def _read_contacts(steps: Sequence[record_schema.Step], index_by_body: Mapping[str, int]) -> ContactList:
     # Returns the contacts of all steps as columns, with one item per contact. Numbers that are absent become NaN.
+    # Raises `RecordError` for a contact without a force, or with a body that has no role.
     # `index_by_body` maps a body's name to its index in `body_roles`.
     # Each tuple has the step's number, the contact's number within the step, and the contact.
     flat_contacts = [

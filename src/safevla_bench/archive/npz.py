@@ -192,6 +192,7 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 def _read_contacts(arrays: Arrays) -> ContactList | None:
     # Returns the contacts from the arrays `contacts.step`, `contacts.a` and so on, which have one item per contact.
     # Numbers that were not recorded are NaN. Returns None if the file has no contacts.
+    # `OF_CONTACTS` names the columns that may be missing.
     columns = {name: arrays[f"contacts.{name}"] for name in CONTACT_COLUMNS if f"contacts.{name}" in arrays}
     if not columns:
         return None

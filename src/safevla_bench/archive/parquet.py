@@ -151,7 +151,7 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
         yield DamageError(_describe_damage(error), remedy=REMEDY_BROKEN, place=place)
 
 
-_DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
+_DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)  # errors that pyarrow raises for a damaged file
 
 
 def _describe_damage(error: Exception) -> str:

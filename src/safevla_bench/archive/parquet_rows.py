@@ -54,7 +54,7 @@ def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
-_TEXT_MAPS = ("versions", "task_source", "arm_bodies")
+_TEXT_MAPS = ("versions", "task_source", "arm_bodies")  # header fields that map texts to texts
 _HEADER_TYPES: Mapping[str, pa.DataType] = {
     **dict.fromkeys(("schema_version", "seed", "env_seed", "init_state_index", "horizon"), pa.int64()),
     "success": pa.bool_(),
@@ -247,7 +247,7 @@ class _Columns:
         # `records`, `bodies` and `arms` [E] have the numbers of these items in each row.
         # `body_starts` [E + 1] has the index of each row's first body in the batch.
         self.rows = rows
-        names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _has_values(rows, name)]
+        names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _must_be_read(rows, name)]
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
         self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
@@ -263,7 +263,7 @@ class _Columns:
         return lists.flatten(), _list_lengths(lists), np.asarray(lists.is_valid().to_numpy(zero_copy_only=False))
 
 
-def _has_values(rows: pa.RecordBatch, name: str) -> bool:
+def _must_be_read(rows: pa.RecordBatch, name: str) -> bool:
     # Returns whether a column must be read: false only for an optional column that is null in all rows.
     return name not in _OPTIONAL or rows.column(name).null_count < rows.num_rows
 

@@ -123,7 +123,7 @@ def record_schema() -> dict[str, object]:
 # Bounds
 
 
-MAX_BAD_LINES = 10_000
+MAX_BAD_LINES = 10_000  # after more bad lines, the rest of a file is not read
 REMEDY_BROKEN = "The file is truncated or damaged. Copy it again, or regenerate it."
 REMEDY_LARGE = (
     "Split the episode into shorter ones, or leave sim_state out. If the file itself is small, do not trust it."
@@ -139,7 +139,7 @@ class Budget:
     """Limits the total size of an input's parts to `most` items. `what` names the items, such as "numbers"."""
 
     def __init__(self, most: int, what: str) -> None:
-        # `_left` is the number of items that may still be added.
+        # `most` is the limit, and `what` names the items. `_left` is the number of items that may still be added.
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:

@@ -140,8 +140,8 @@ class DistanceBarrier(_MotionFilter):
         base_axes = np.eye(3) if base is None else to_rotation(base).as_matrix()
         policy_move_m = base_axes @ (action[:3] * self.unit_m)  # an action of 1 moves the hand by `unit_m`
         move_m = policy_move_m
-        # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space:
-        # one step may use the fraction `gain` of the distance that exceeds `margin_m`.
+        # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space.
+        # One step may use the fraction `gain` of the distance that exceeds `margin_m`.
         # Project the motion onto each half-space. This may leave an earlier half-space, so there are three rounds.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
@@ -179,6 +179,7 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     gaps_m = np.linalg.norm(offsets, axis=1)
     gaps_m[gaps_m < _TOUCHING_M] = 0.0
     # For boxes that overlap, the nearest points coincide, so use the direction between the boxes' centers.
+    # If the centers coincide, too, the normal is 0.
     directions = np.where(gaps_m[:, None] > 0, offsets, ours.center_m[our_index] - others.center_m[other_index])
     return gaps_m, directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TOUCHING_M)
 
@@ -410,13 +411,13 @@ class DelayedPolicy:
         self._next_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_chunk`
         self.chunk_step: tuple[int, int] | None = None  # chunk and index of the last returned action
         self._measured_s, self._lags = [], []
-        # The current control step; the step at which `_answer` arrives; the number of actions since the last query.
+        # The control step; the step at which `_answer` arrives; the number of chunks' actions since the last query.
         self._step = self._due_step = self._executed = 0
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
         # Query only if no answer is expected. The answer arrives after the delay, maybe in a later call of `act`.
-        # `_executed` counts the actions since the last query.
+        # `_executed` counts the actions of chunks since the last query, without those that hold still.
         # `chunk_step` is a pair: the index of the returned action's chunk, and the action's index in it; or None.
         self._receive_answer()
         if not self._answer and self._is_chunk_ending():
@@ -458,7 +459,7 @@ class DelayedPolicy:
     def _receive_answer(self) -> None:
         # If an answer is due, it replaces the rest of the current chunk. If `_answer` is empty, no answer is expected.
         if self._answer and self._due_step <= self._step:
-            # The answer begins at the query's step. Skip its actions for steps since then, but keep the last action.
+            # The answer begins at the query's step. Skip as many actions as were executed since, but keep the last one.
             skip_count = min(self._executed, len(self._answer) - 1)
             self._chunk, self._answer = deque(self._answer[skip_count:]), []
             self._next_origin = _advance_origin(self._answer_origin, skip_count)
@@ -490,7 +491,7 @@ class Coupler:
     """Connects a policy to environments through the policy's filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
-        """Make the filter, and a monitor that uses `rules`. Raises the errors of `make_filter` and `Delay.parse`."""
+        """Make the filter and, if it reads margins, a monitor. Raises the errors of `make_filter` and `Delay.parse`."""
         # `coupling` holds the filter and the delay as texts, or None. Margins refer to the specifications `rules`.
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None

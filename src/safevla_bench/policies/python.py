@@ -146,7 +146,7 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
-    """Make the policy from `module:factory`. Raises `PolicyError` with the file and line of the cause if this fails."""
+    """Make the policy from `module:factory`. Raises `PolicyError`, if possible with the cause's file and line."""
     # `arg` is `module:factory`, the text after `python:`, or None; `arguments` are passed to the factory as text.
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
@@ -196,10 +196,10 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
 
 @contextmanager
 def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
-    """Convert any exception of foreign code to a `PolicyError`: the text `failure`, then the cause and its place."""
+    """Convert any exception but Ctrl-C to a `PolicyError`: the text `failure`, the cause and, if known, its place."""
     try:
         yield
-    except (KeyboardInterrupt, PolicyError):  # this package's errors already have a clear message
+    except (KeyboardInterrupt, PolicyError):  # a `PolicyError` already has a clear message
         raise
     except BaseException as error:  # a module or a factory may raise any exception
         raise PolicyError(f"{failure}: {_describe_exception(error)}", remedy=remedy) from error
@@ -226,9 +226,9 @@ _XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 class LerobotModel(ChunkModel):
     """A LeRobot policy as a model that returns one action at a time; LeRobot stores the rest of a chunk. `before` and
-    `after` are the saved pre- and post-processor. `tensor` converts an array to a PyTorch tensor. `seeded` seeds
-    PyTorch. `rotate` converts a quaternion xyzw to the axis-angle [3] in LIBERO's state, as LeRobot's processor does.
-    Without `rotate`, the dialect converts it.
+    `after` are the saved pre- and post-processor. `make_tensor` converts an array to a PyTorch tensor. `seed_torch`
+    seeds PyTorch. `to_axis_angle` converts a quaternion xyzw to the axis-angle [3] in LIBERO's state, as LeRobot's
+    processor does; without it, the dialect converts the quaternion.
     """
 
     def __init__(
@@ -237,16 +237,16 @@ class LerobotModel(ChunkModel):
         before: Callable[[Tensors], Tensors],
         after: Callable[[Any], Any],
         dialect: Dialect,
-        tensor: Callable[[NDArray[Any]], Any],
-        seeded: Callable[[int], object],
-        rotate: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
+        make_tensor: Callable[[NDArray[Any]], Any],
+        seed_torch: Callable[[int], object],
+        to_axis_angle: Callable[[NDArray[np.float64]], NDArray[np.float32]] | None = None,
     ) -> None:
         # `before` prepares a batch for the policy, and `after` converts the policy's action to an array.
-        # `tensor` converts an array to a PyTorch tensor, and `seeded` seeds PyTorch.
-        # `rotate` converts a quaternion xyzw to an axis-angle [3]; None = keep the axis-angle of the dialect.
+        # `make_tensor` converts an array to a PyTorch tensor, and `seed_torch` seeds PyTorch.
+        # `to_axis_angle` converts a quaternion xyzw to an axis-angle [3]; None = keep the axis-angle of the dialect.
         super().__init__(dialect)
         self._policy, self._before, self._after = policy, before, after
-        self._make_tensor, self._seed_torch, self._rotate = tensor, seeded, rotate
+        self._make_tensor, self._seed_torch, self._to_axis_angle = make_tensor, seed_torch, to_axis_angle
 
     def connect(self, task: Task) -> None:
         """Do nothing: there is no server."""
@@ -260,9 +260,9 @@ class LerobotModel(ChunkModel):
         # Return the next action [1, A] in a map with the key `action`, in the format of servers' replies.
         request = self.dialect.build_request(observation)
         # Replace the axis-angle in the state by the one that PyTorch computes, as in LeRobot. NumPy rounds differently.
-        if self._rotate is not None and any(_ROTATION_PART in field.state for field in self.dialect.fields):
+        if self._to_axis_angle is not None and any(_ROTATION_PART in field.state for field in self.dialect.fields):
             quat_xyzw = observation.eef_quat_wxyz[[1, 2, 3, 0]]
-            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(quat_xyzw)  # [0:3] is a position
+            cast("NDArray[np.float32]", request[_STATE])[3:6] = self._to_axis_angle(quat_xyzw)  # [0:3] is a position
         batch = {key: self._to_tensor(value) for key, value in request.items()}
         # `_before` and `_after` are the policy's saved pre- and post-processor.
         return {"action": np.asarray(self._after(self._policy.select_action(self._before(batch))))}
@@ -302,6 +302,7 @@ def make_lerobot(
 
 def _rename_images(dialect: Dialect, text: str | None) -> Dialect:
     # Return the dialect with new names for images. `text` is the user's argument `rename`: OLD:NEW,... or None.
+    # Raise `PolicyError` for an image that the dialect does not have, and for an empty new name.
     new_names: dict[str, str] = {}
     for pair in text.split(",") if text else ():
         old, _, new = pair.partition(":")  # without a colon, `new` is "", which is refused below
@@ -347,8 +348,8 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         return postprocess(action).detach().cpu().numpy()
 
     # The model gets PyTorch's functions as arguments, so that its class works without PyTorch, as in tests.
-    rotate = partial(rotate_by_torch, torch)
-    return LerobotModel(policy, preprocess, to_numpy, dialect, torch.from_numpy, torch.manual_seed, rotate)
+    to_axis_angle = partial(rotate_by_torch, torch)
+    return LerobotModel(policy, preprocess, to_numpy, dialect, torch.from_numpy, torch.manual_seed, to_axis_angle)
 
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:

@@ -33,7 +33,7 @@ from safevla_recorder.episode import Floats, add_header_field, add_header_mark
 
 TOLERANCE = 1e-3  # differences above this limit count as divergence: 1 mm or 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
-_MOST_LISTED = 5
+_MOST_LISTED = 5  # limit on the number of recorded episodes that an error names
 _PROPRIOCEPTION_BASIS = "only the pose of the hand and its fingers; no positions of objects were recorded"
 _ROUNDING_RAD = 1e-5  # tolerance of rotations, since axis-angles are stored as float32
 
@@ -229,7 +229,8 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 
 def _iterate_episodes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterator[RecordedActions]:
-    # Yield the recorded actions of each episode. `protocol` holds the run's settings; it is {} if they are unknown.
+    # Yield the recorded actions of each episode. Raise `PolicyError` if an episode has no actions.
+    # `protocol` holds the run's settings; it is {} if they are unknown.
     suite_wait_steps = protocol.get("wait_steps_by_suite", {})
     # Per episode: whether actions are poses, whether the start was drawn at random, and the number of earlier resets.
     absolute_flags, drawn_flags = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
@@ -311,8 +312,8 @@ def measure_divergence(
     a difference above `TOLERANCE`. If nothing can be compared, `compared` is 0; `exact` and `divergence` are missing.
 
     If only proprioception was recorded, it is compared with `observed`, the observations after each action, and the
-    field `basis` reports this. If neither states nor proprioception were recorded, body positions are compared.
-    Differences of velocities and time affect only `exact`.
+    field `basis` reports this. If neither states nor proprioception were recorded, or the states differ in width, body
+    positions are compared. Differences of velocities and time affect only `exact`.
     """
     # `played` is the replay as a batch of one episode. `coordinates` assign columns of its states to bodies and joints.
     if episode.states is None and episode.proprioception is not None:

@@ -155,13 +155,13 @@ def report_path(policy: PolicyName) -> str:
 def check_folder(folder: Path) -> None:
     """Raise `RunError` if `folder` is a file or has content that is not a board's; `FileError` if it is unreadable."""
     with translated_errors(folder):
-        is_occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
+        is_occupied = folder.exists() and (not folder.is_dir() or not _is_replaceable(folder))
     if is_occupied:
         remedy = "Choose another --out; only an existing board is replaced."
         raise RunError("the folder exists and holds no board", remedy=remedy, place=Place(file=str(folder)))
 
 
-def _is_board(folder: Path) -> bool:
+def _is_replaceable(folder: Path) -> bool:
     # Returns whether a new board may replace the content of the folder: a board, or nothing.
     index = folder / INDEX
     if not index.exists():  # an empty folder, or a first board that was interrupted

@@ -57,9 +57,10 @@ from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.text import count_noun, escape_controls, format_fixed, format_percent
 from safevla_bench.version import __version__
 
+# Columns of the authors' CSV -> metrics.
 _RATES = {"SR": SR, "safety_rate": SAFETY, "succ_unsafe": SBU}
 _MEANS = {"vsi": VSI, "vsi_unsafe": VSI_UNSAFE}
-_AUTHORS_SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
+_AUTHORS_SUITES = {"robocasa-365": "robocasa365_atomic_seen"}  # suite -> the authors' name, if it is irregular
 _SIMULATOR_COLUMN = "simulator"
 _Value = float | str | None
 RunDirs = Sequence[tuple[str, Collection[tuple[str | None, str | None]]]]
@@ -82,8 +83,9 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
 
 
 def _column_names(library: Library) -> list[str]:
-    # Returns the headings of the CSV in the authors' order. Each specification has several columns:
-    # `viol__ID` (rate of violations), `rho__ID` (mean robustness) and, unless diagnostic, `nsv__ID` (mean depth).
+    # Returns the headings of the CSV in the authors' order.
+    # Each specification has the columns `viol__ID` (rate of violations) and `rho__ID` (mean robustness).
+    # A specification that is not diagnostic also has the column `nsv__ID` (mean depth).
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
@@ -204,7 +206,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes only its own tasks.")
-    success, missing_count = _mean_task_success(judged)  # percent or None, and the number of tasks without an episode
+    success, missing_count = _mean_task_success(judged)  # percent or None; number of tasks with unknown success
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
         **dict.fromkeys(("policy_family", "date"), UNKNOWN),
@@ -223,8 +225,9 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    # Returns the mean success over the suite's tasks in percent, and the number of tasks without an episode.
-    # The mean is None if any task has no episode.
+    # Returns the mean success over the suite's tasks in percent, and the number of tasks without a known success.
+    # A task's success is unknown if no episode of it ran to its end, or if a violation stopped one of them.
+    # If the success of any task is unknown, the mean is None.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     percents = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
@@ -242,7 +245,7 @@ def _recorded_version(judged: Judged) -> str | None:
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_count: int) -> str:
     # Returns the notes of an entry on RoboCasa's leaderboard, in sentences. `facts` has the user's notes.
-    # `missing_count` is the number of the suite's tasks without an episode.
+    # `missing_count` is the number of the suite's tasks with an unknown success.
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]  # SBU is the share that succeeds but is unsafe
     unsafe_share = f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}"
     rates = f"Safety {format_percent(safety.count, safety.n)} %, succeeded but unsafe {unsafe_share}."
@@ -250,7 +253,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_coun
         f"{facts.notes.rstrip('. ')}." if facts.notes else "",
         f"Atomic-Seen: {count_noun(cell.n, 'episode')}.",
         f"{rates} {judged.provenance.to_sentence()}" if safety.value is not None else "",
-        f"N/A for Atomic-Seen: {missing_count} of its tasks have no episode." if missing_count else "",
+        f"N/A for Atomic-Seen: the success of {count_noun(missing_count, 'task')} is unknown." if missing_count else "",
         "N/A for composite splits: not evaluated in this run.",
         *_list_caveats(judged, [cell]),
     )

@@ -49,7 +49,7 @@ class Tracker(Protocol):
         """Take the final numbers, and close the tracker. The numbers are empty if the run was interrupted."""
 
 
-_LABELS = ("policy", "suite", "task")
+_LABELS = ("policy", "suite", "task")  # the texts of a row; all other values are numbers
 
 
 def _name_curves(row: Row) -> dict[str, float]:
@@ -217,7 +217,7 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
 
 
 def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
-    """Return a map from names to the final numbers of all cells, their intervals and n. Unknown values are omitted."""
+    """Return names -> final numbers of all cells, their intervals and numbers of episodes, without unknown values."""
     values: dict[str, float] = {}
     for cell in summaries:  # a cell has the numbers of a policy on a suite
         prefix = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")

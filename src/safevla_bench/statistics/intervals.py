@@ -19,7 +19,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 Reals = float | Floats
 Counts = int | Ints
 CONFIDENCE = 0.95
-_HALVINGS = 60
+_HALVINGS = 60  # number of halvings in a bisection
 # Limit on the number of distinct values for the interval of a mean. Above it, neighboring values are averaged.
 _MAX_VALUES = 256
 _DIGITS = 9  # decimals of an interval's ends; rounding hides effects of the processor's order of additions
@@ -260,8 +260,8 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     """Return points and their counts, [R, M] each. A row has 1, then its distinct values, most frequent first."""
-    # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, is an added value with count 1;
-    # values of 1 are a further point. Rows with fewer distinct values are filled with points of count 0.
+    # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, is an added value with count 1.
+    # Values of 1 are a further point. Rows with fewer distinct values are filled with points of count 0.
     # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
@@ -275,8 +275,8 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=4096)  # many specifications have the same few severities
 def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
-    # Returns the result of `_solve_spacings` for one row:
-    # the quantile `level` of a random weighted mean of the values and an added value of 1.
+    # Returns the result of `_solve_spacings` for one row.
+    # The result is the quantile `level` of a random weighted mean of the values and an added value of 1.
     # The arguments are tuples, so that the results can be cached.
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *value_counts]])
     return float(_solve_spacings(points, counts, level)[0])
@@ -384,8 +384,8 @@ def _find_saddles(centered: Floats, counts: Floats) -> Floats:
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
     """Return P(Q > 0) of each row: the integral in `_spacing_cdf` along the vertical line through the row's saddle."""
-    # `rates` and `counts` are [R, M];
-    # `saddles`, `widths` and the logarithms `heights` of the integrand at the saddle are [R].
+    # `rates` and `counts` are [R, M].
+    # The arrays `saddles`, `widths` and `heights` (logarithms of the integrand at the saddle) are [R].
     # `line` has the evenly spaced points t of the integral; the imaginary part of s is width * sinh(t).
     ordinates = widths[:, None] * np.sinh(line)
     # Factors of values that occur once are multiplied as complex numbers, without logarithms and arctangents.
@@ -506,8 +506,8 @@ def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: floa
 
 
 def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference: Any) -> Any:
-    # Returns the score of the hypothesis that the proportions differ by `difference`:
-    # the excess of the observed difference, divided by its standard deviation.
+    # Returns the score of the hypothesis that the proportions differ by `difference`.
+    # The score is the excess of the observed difference, divided by its standard deviation.
     # The result is 0 for 0/0, and infinity with the sign of x for x/0.
     excess = only_first - only_second - n * difference
     # `likeliest_rate` is the maximum-likelihood probability that only the second succeeds, the root of a quadratic.
@@ -646,8 +646,8 @@ def _approximate_size(rate: float, limit: float, power: float, confidence: float
 # Confidence sequences, which stay valid even if the data are examined many times
 
 
-_NODES = 512
-_EDGE = 1e-12
+_NODES = 512  # number of quantiles that represent the prior
+_EDGE = 1e-12  # smallest distance of a supposed mean from 0 and from 1
 
 
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
@@ -671,11 +671,11 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     if len(values) == 0:
         return None
     points, counts = np.unique(values, return_counts=True)
-    mean, level = float(counts @ points) / len(values), -log(1 - confidence)
+    mean, log_limit = float(counts @ points) / len(values), -log(1 - confidence)
 
     def excess(supposed_mean: float) -> float:
         # The supposed mean is rejected if the result is positive. The result is zero at each end of the interval.
-        return _log_wealth(points, counts, supposed_mean) - level
+        return _log_wealth(points, counts, supposed_mean) - log_limit
 
     inner_mean = min(max(mean, _EDGE), 1 - _EDGE)  # `_log_wealth` divides by the mean and by 1 minus the mean
     low = 0.0 if mean <= _EDGE else _find_interval_end(excess, _EDGE, inner_mean)
@@ -765,6 +765,7 @@ def sum_limits(
         for size, repeats in sorted(Counter(sizes).items()):  # add the successful steps of this round to the sums
             chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
         tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # for the k + 1 smallest and largest sums
+        # The error probability that this look may still spend on each side; 1e-15 is for rounding.
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
         # How many of the smallest and of the largest sums end the test at this look.
         below_count, above_count = (tail_errors <= budget[:, None]).sum(axis=1).tolist()

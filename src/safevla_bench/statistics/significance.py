@@ -42,9 +42,9 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 _TIE = 1e-9  # statistics with a smaller relative difference count as equal
-_GRID_POINTS = 256
-_WINDOW_SD = 9.0
-_REFINEMENTS = 5
+_GRID_POINTS = 256  # number of intervals between the proportions of the first grid
+_WINDOW_SD = 9.0  # outcomes farther from the mean, in standard deviations, are ignored
+_REFINEMENTS = 5  # number of finer grids around a peak
 
 
 @lru_cache(maxsize=4096)
@@ -164,9 +164,9 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
 # Sign flips
 
 
-_EXACT_TERMS = 13
-_GRID = 1 << 15
-_CELLS, _LEVELS = 2048, 1000
+_EXACT_TERMS = 13  # up to this number of terms, all subsets are listed
+_GRID = 1 << 15  # number of steps to which sums of magnitudes are rounded
+_CELLS, _LEVELS = 2048, 1000  # numbers of steps of sums and of weights in a table of subsets
 _TOLERANCE = 1e-12  # sums closer than this count as equal
 
 
@@ -231,8 +231,8 @@ def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
 
 
 def _find_center_ends(differences: Floats, weights: Floats, confidence: float) -> Floats:
-    # Returns the low and high ends of the intervals, [2, R]:
-    # order statistics of the weighted means of all subsets of tasks except the empty subset.
+    # Returns the low and high ends of the intervals, [2, R].
+    # The ends are order statistics of the weighted means of all subsets of tasks except the empty subset.
     # `differences` and `weights` are [R, tasks].
     subsets = _list_subsets(differences.shape[1])[1:].T  # [tasks, subsets]
     # Index of the low end in the sorted means; as many means are above the high end as are below the low end.
@@ -272,6 +272,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     """
     # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     estimate = float(differences @ weights / weights.sum())
+    # Up to `_EXACT_TERMS` differences, all subsets are listed; above, sums are rounded in a table or on a grid.
     is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
     # `sides` are functions that return shares of subsets: for the differences, and for the negated differences.
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
@@ -280,13 +281,13 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
         # The upper end is the negated lower end for negated differences, so swapping policies swaps the ends exactly.
         make_shares = _make_grid_shares if is_on_grid else _make_subset_shares
         sides = make_shares(differences, weights), make_shares(-differences, weights)
-    p_values = [float(_lower_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
+    p_values = [float(_doubled_p_value(side, tie_weight, np.zeros(1))[0]) for side in sides]
 
     def find_interval() -> intervals.Interval:
         # The second low end is that of the negated differences; + 0.0 turns -0.0 into 0.0.
         low_ends = []
         for shares, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True):
-            find_p = partial(_lower_p_value, shares, tie_weight)
+            find_p = partial(_doubled_p_value, shares, tie_weight)
             # `find_p` returns the one-sided p-values, times 2, of an array of supposed centers.
             low_ends.append(_find_flip_low_end(find_p, p_value, sign * estimate, confidence, is_on_grid=is_on_grid))
         return intervals.Interval(low_ends[0], -low_ends[1] + 0.0)
@@ -298,7 +299,7 @@ Shares = Callable[[Floats], tuple[Floats, Floats]]
 """Returns for each center the share of all subsets with a mean below the center, and the share with this mean."""
 
 
-def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
+def _doubled_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
     # Returns for each center the one-sided p-value times 2.
     # The p-value is the share of subsets with a lower mean, plus `tie_weight` times the share with the same mean.
     # `shares` is a function that returns both shares for each center.
@@ -307,8 +308,8 @@ def _lower_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats
 
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns a function that computes two shares for each center:
-    # of the subsets whose weighted mean is below the center, and of those with a mean equal to it.
+    # Returns a function that computes two shares for each center.
+    # They are the share of the subsets with a weighted mean below the center, and of those with a mean equal to it.
     # The shares are exact, because all subsets are listed.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
@@ -322,8 +323,8 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
-    # Returns a function that computes two shares for each center:
-    # of the subsets whose weighted mean is below the center, and of those with a mean equal to it.
+    # Returns a function that computes two shares for each center.
+    # They are the share of the subsets with a weighted mean below the center, and of those with a mean equal to it.
     # The shares are approximate, because sums are rounded to a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
@@ -344,8 +345,8 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     most 60. Otherwise, weights are rounded to 1,000 steps, or sums are rounded to 2,048 steps.
     """
     # Task k has the weight `weights[k]` and the weighted difference `sums[k]`.
-    # `Shares` are functions that return two shares for each center:
-    # of subsets with a mean below it, and with this mean.
+    # `Shares` are functions that return two shares for each center.
+    # They are the share of the subsets with a mean below it, and of those with this mean.
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -384,7 +385,8 @@ def _find_flip_low_end(
     find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
     # Returns the lower end of the interval of `_flip_signs`.
-    # `find_p` returns the p-value of each center, `p_at_zero` is the p-value of 0, and `estimate` is the weighted mean.
+    # `find_p` returns twice the one-sided p-value of each center, and `p_at_zero` is that of 0.
+    # `estimate` is the weighted mean.
     # `is_on_grid` is true if p-values take long to compute.
     # The search keeps the end between `outer`, a center that is rejected, and `inner`, which is not.
     outer, inner = -1.0, estimate
@@ -394,12 +396,12 @@ def _find_flip_low_end(
         return -1.0
     if is_on_grid and not intervals.is_significant(find_p(np.array([inner])), confidence)[0]:
         to_quantile = NormalDist().inv_cdf
-        level = to_quantile((1 - confidence) / 2) + 1e-9
+        least_quantile = to_quantile((1 - confidence) / 2) + 1e-9
 
         # The normal quantile of a p-value is nearly linear in the center, so that the search needs few steps.
         def excess(center: float) -> float:
             p_value = min(1.0, float(find_p(np.array([center]))[0]))
-            return to_quantile(max(1e-300, p_value / 2)) - level  # the quantile of 0 would be infinite
+            return to_quantile(max(1e-300, p_value / 2)) - least_quantile  # the quantile of 0 would be infinite
 
         return float(round(intervals.find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
     for _ in range(7):  # the distance of `outer` and `inner` is divided by 32 each time
@@ -453,8 +455,8 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _likely_heads(coins: int) -> list[tuple[int, float]]:
-    # For flips of `coins` fair coins, returns pairs:
-    # each number of heads with a probability above 1e-17, and this probability.
+    # Returns the likely outcomes of flips of `coins` fair coins.
+    # Each is a pair: a number of heads with a probability above 1e-17, and this probability.
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
@@ -659,7 +661,7 @@ def invert_interval(
 
 Unit = tuple[float, ...]
 """A state or task: number of good or unknown episodes, number of unknown episodes, further inputs of the test."""
-_MAX_CHOICES = 2000
+_MAX_CHOICES = 2000  # limit on the number of choices of bad episodes that are tried
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
@@ -691,8 +693,8 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 # Several pairs of policies
 
 
-_MAX_DRAWS = 9_999
-_IN_CACHE = 1 << 18
+_MAX_DRAWS = 9_999  # limit on the number of random draws
+_IN_CACHE = 1 << 18  # number of values that fit into the processor's cache
 _MAX_DRAWN_TERMS = 4_000_000  # limit on pairs times draws; at least `_MAX_DRAWS` // 5 draws are made
 
 

@@ -153,6 +153,7 @@ def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> 
 
 def _step_count(bound_s: float, trace: Trace) -> int:
     # Return the number of control steps in `bound_s` seconds, but at most the longest episode's number of records.
+    # Raise `FormulaError` if the bound is not a multiple of the control step.
     # All episodes have the same control step, except where the bound is 0 and the step does not matter.
     dt_s = float(trace.dt_s[0])
     count = min(bound_s / dt_s, 1e18)  # 1e18 exceeds the steps of any episode, but can be rounded to an integer
@@ -304,17 +305,17 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
     # `steps_s[:1]` is empty without episodes, where `steps_s[0]` would raise an error.
     if not syntax.bounded_windows(formula) or bool(np.all(steps_s == steps_s[:1])):
         if len(trace):
-            yield np.arange(len(trace)), _drop_missing_stamps(trace, steps_s)
+            yield np.arange(len(trace)), _drop_partial_stamps(trace, steps_s)
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # errors must give the episode's index in `trace`, not in a group
     for step_s in np.unique(steps_s):
         # `episodes` are the indices of the episodes with this control step.
         episodes = np.flatnonzero(steps_s == step_s)
-        yield episodes, _drop_missing_stamps(trace.select_episodes(episodes), steps_s[episodes])
+        yield episodes, _drop_partial_stamps(trace.select_episodes(episodes), steps_s[episodes])
 
 
-def _drop_missing_stamps(trace: Trace, steps_s: Floats) -> Trace:
+def _drop_partial_stamps(trace: Trace, steps_s: Floats) -> Trace:
     # Return the trace, without time stamps if some episode lacks them. `steps_s` is infinite for episodes with stamps.
     # `steps_s` [E] has the control steps of all other episodes.
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
@@ -398,7 +399,7 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
     # `hold` and `reach` are the margins [N] of the sides of an `until`.
     # From the row `start` (<= lo), `hold` must be true until `reach` becomes true.
     # The result has hi - lo values: the margin if `reach` becomes true at this row.
-    # least_before[i] is the minimum of `hold` over the first i rows from `start`.
+    # The item `least_before[i]` is the minimum of `hold` over the first i rows from `start`.
     least_before = np.minimum.accumulate(np.concatenate([[np.inf], hold[start : hi - 1]]))
     return np.asarray(np.minimum(reach[lo:hi], least_before[lo - start :]))
 

@@ -177,8 +177,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def argument(self, *tokens: Token | None) -> str:
-        # Return the canonical text of one argument of a signal:
-        # a number with an optional minus sign, a name, or a text in quotes.
+        # Return the canonical text of one argument of a signal.
+        # An argument is a number with an optional minus sign, a name, or a text in quotes.
         # The tokens are the optional sign and the value.
         *sign, token = tokens  # before a number, Lark passes a minus sign or None
         assert token is not None
@@ -187,7 +187,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return format_argument(str(token)[1:-1] if token.type == "STRING" else str(token))  # a STRING has quotes
 
     def measured(self, form: Token, *arguments: str | None) -> _ParsedPart:
-        # A signal with arguments, such as `gap(hand, cup)`. Without arguments, Lark passes None.
+        # Convert a signal with arguments, such as `gap(hand, cup)`. Without arguments, Lark passes None.
         # `form` is the word before the parenthesis, and `arguments` are the texts of the arguments.
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
@@ -306,13 +306,13 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     @staticmethod
     def _make_part(node: syntax.Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
         # The parser limits the nesting of operators (`depth`) and of parentheses, which make no node.
-        # The new part is one level deeper than the deepest of its `parts`. `column` is where it starts in the text.
+        # Return a part that is one level deeper than the deepest of its `parts`. `column` is where its text starts.
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
 
 def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
-    # An expression has a number at each record; a formula is true or false there.
+    # Return whether a node is an expression, which has a number at each record; a formula is true or false there.
     return isinstance(node, get_args(syntax.Expression))
 
 
@@ -326,7 +326,7 @@ def _finite_number(token: Token, text: str | None = None) -> float:
 
 
 def _comparison_remedy(name: str) -> str:
-    # `name` is the signal that was used without a comparison.
+    # Return a remedy for an error. `name` is the signal that was used without a comparison.
     return f"use a comparison, as in {name} < 1"
 
 

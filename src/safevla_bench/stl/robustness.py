@@ -318,7 +318,7 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
 def _one_sided_clause(
     window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
-    # One side of the predicate must be a bare signal, and the other side must read no signal. Otherwise, return None.
+    # Return the clause; None unless one side of the predicate is a bare signal, and the other side reads no signal.
     # `is_upper` is true if the bound limits the signal from above.
     # The predicate must hold while the condition `gate` holds (None: always).
     # If `plain`, the gate's margin counts, too. The bound reads no signal, so its value needs no trace (None).

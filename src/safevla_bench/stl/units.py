@@ -119,8 +119,8 @@ def check_units(
     placeholder; if it is None, the placeholder has the unit of the other side, like a literal. Raises `FormulaError` if
     numbers of different units are compared or added, or if margins of different units are combined outside a condition.
     """
-    # An `Until` is `crisp` if its sides have margins of different units;
-    # then its right side counts only as true or false.
+    # An `Until` is `crisp` if its sides have margins of different units.
+    # Then its right side counts only as true or false.
     # `in_condition` is True for a part of a formula that counts only as true or false.
     return _UnitCheck(unit_of, threshold).check_formula(formula, in_condition=False)
 
@@ -155,8 +155,8 @@ class _UnitCheck:
 
     def check_formula(self, formula: syntax.Formula, *, in_condition: bool) -> tuple[syntax.Formula, Unit | None]:
         # Return the results of `check_units`. Inside a condition, margins may have different units.
-        # The unit is that of the formula's margin:
-        # None without a margin, and `_SEVERAL_UNITS` for a condition with comparisons of several units.
+        # The unit is that of the formula's margin, or None without a margin.
+        # It is `_SEVERAL_UNITS` for a condition with comparisons of several units.
         # `ONE` is the unit of pure numbers.
         match formula:
             case syntax.Compare(_, left, right):

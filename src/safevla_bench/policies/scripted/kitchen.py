@@ -36,7 +36,7 @@ HASTY = MobileStyle(room_m=0.05, over_m=0.02, release_m=0.06, drive=1.0, cruise=
 STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 
 
-_BASE_MODE, _ARM_MODE = 1.0, -1.0
+_BASE_MODE, _ARM_MODE = 1.0, -1.0  # the last number of an action decides which part of the robot moves
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
 _UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
 _TURN_SHARE = 0.3  # limit on the rotation command, as a fraction of the hand's speed; the wrist is weak
@@ -182,7 +182,7 @@ def _limit_length(vector: Floats, max_length: float) -> Floats:
 
 
 _UP = np.array([0.0, 0.0, 1.0])
-_HORIZONTAL = np.array([1.0, 1.0, 0.0])
+_HORIZONTAL = np.array([1.0, 1.0, 0.0])  # a product with this array has no vertical part
 _MIN_GRASP_SPEED = 0.3  # minimum speed of the hand when it descends to grasp an object
 
 # Before the hand presses a button, the base drives back by _ROOM_TO_PRESS_M.
@@ -229,7 +229,7 @@ def put_object(robot: MobileRobot) -> Move:
     _, body, container = robot.scene.goal[0]
     if container not in robot.scene.movable:
         return
-    yield from _drive_within_reach(robot, box_center(robot.scene, body), OPEN)
+    yield from _drive_in_front_of(robot, box_center(robot.scene, body), OPEN)
     half_m = robot.scene.half_extents_m[body]  # half the size along the axes of the body's box
     narrower_axis = 1 if half_m[1] < half_m[0] else 0  # index of the box axis, x or y, along which the fingers open
     opening = box_axes(robot.scene, body)[:, narrower_axis] * _HORIZONTAL
@@ -256,14 +256,14 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
     high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
     low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)
-    yield from _drive_within_reach(robot, goal_m, CLOSE)
+    yield from _drive_in_front_of(robot, goal_m, CLOSE)
     yield from robot.reach(np.array([*(goal_m + hand_offset_m)[:2], high_m]), CLOSE, facing_down)
     yield from robot.reach(np.array([*(goal_m + hand_offset_m)[:2], low_m]), CLOSE, facing_down)
     yield from robot.hold_still(OPEN)
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), OPEN)
 
 
-def _drive_within_reach(robot: MobileRobot, point_m: Floats, grip: float) -> Move:
+def _drive_in_front_of(robot: MobileRobot, point_m: Floats, grip: float) -> Move:
     # Drive the base, without a turn, until `point_m` is straight ahead and at least `_ARM_LENGTH_M` away.
     # `ahead` and `leftward` are horizontal unit vectors [2] in the world frame.
     ahead, leftward = robot.front[:2], yaw_direction(robot.yaw + np.pi / 2)

@@ -179,8 +179,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest horizontal move, [2] m, that takes the prism `hull` out from under all obstacles above it.
-    Afterwards, it is at least `beside_m` away from these obstacles, seen from above. Return zeros if no move is needed.
+    """Return the shortest move along one of the 72 `DIRECTIONS`, [2] m, that takes the prism `hull` out from under all
+    obstacles above it, to a distance of at least `beside_m`, seen from above. Return zeros if no move is needed.
     """
     # An obstacle is above the prism if its bottom is higher than the prism's top.
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # tolerates 1 cm of overlap
@@ -230,7 +230,7 @@ OPEN_M, CLOSED_M = 0.039, 0.0  # distance of an open or closed finger from the h
 GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed; a slow hand overshoots with a high gain
 TURN_GAIN = 0.8
 UNIT_RAD = 0.5  # the angle [rad] by which an action of 1 rotates the hand
-_FINGER_TOLERANCE_M = 0.003
+_FINGER_TOLERANCE_M = 0.003  # a finger this close to its target is not moved
 _SPACING_M = 0.01  # maximum spacing of the points on a path
 
 

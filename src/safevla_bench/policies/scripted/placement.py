@@ -204,9 +204,9 @@ _VERY_NEAR_M, _NEAR_M = 0.006, 0.012  # vertical and total distances at which a 
 _FACING_RAD = 0.06
 _MOVED_M = 0.005  # if the object moves by more than this, choose a new grasp; some objects topple at first
 _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand grows by more than this
-_OFF_THE_GROUND_M = 0.004
-_RETREAT_M = 0.10
-_PAUSE_STEPS = 10
+_OFF_THE_GROUND_M = 0.004  # height to which an object is raised while it is pulled out from under other bodies
+_RETREAT_M = 0.10  # the hand rises by this after the release
+_PAUSE_STEPS = 10  # steps for a released object to come to rest
 # The maximum number of steps of each kind of move. A blocked move ends after this number.
 _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS = 80, 30, 20, 30
 _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = 100, 40, 20

@@ -126,7 +126,7 @@ class RemoteModel(ChunkModel):
         self._connect()
 
     def _connect(self) -> None:
-        # Connect to the first server that answers. If an environment was made before, it must fit this server, too:
+        # Connect to the first server that answers. If an environment was made before, it must fit this server, too.
         # `_agreed` holds the observations and the clipping for which it was made; None = no environment was made.
         with servers.guard_handshake(self.close):
             self.close()  # the last connection, if any

@@ -172,7 +172,7 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
 
 def _build_array(data: object, dtype_name: object, shape: object) -> Array:
     # Return the array with these bytes, dtype and shape, which come from an untrusted message.
-    # Raise `TypeError` or `ValueError` if the three have wrong types or do not fit together.
+    # Raise the errors of `_parse_dtype`, and `TypeError` or `ValueError` if the three do not fit together.
     dtype = _parse_dtype(dtype_name)
     if not isinstance(data, bytes) or not isinstance(shape, list):
         raise TypeError("an array without bytes or shape")
@@ -229,7 +229,7 @@ _VLA_EVAL = ArrayForm("__ndarray__")
 
 
 def _encode_vla_eval_png(value: Array | np.generic) -> object:
-    # Return the map that represents a value for vla-eval's servers: an image, [H, W, 3] uint8, as a PNG file.
+    # Encode a value for vla-eval's servers: an image, [H, W, 3] uint8, becomes a map that holds a PNG file.
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:  # not an image
         return _VLA_EVAL.encode(value)
     buffer = io.BytesIO()

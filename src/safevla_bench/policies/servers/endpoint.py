@@ -28,7 +28,7 @@ from safevla_bench.interface.environment import WORKER, WORKERS
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
 KEY = "SAFEVLA_API_KEY"  # environment variable that holds the server's key if no argument names a key file
-CONNECT_S, ANSWER_S = 10.0, 120.0
+CONNECT_S, ANSWER_S = 10.0, 120.0  # default timeouts for connecting and for one answer
 MAX_REPLY_BYTES = 64 * 2**20  # limit on the size of a server's message; a chunk of actions takes a few kilobytes
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # maximum lengths of a server's error text and of its summary
 PAUSE_S = 0.2  # time between two attempts to reach a server, and minimum duration of an attempt
@@ -68,7 +68,7 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # an address may contain a secret, so the error does not quote it
         remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, or several addresses with commas. Put a key into {KEY}."
-        raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
+        raise PolicyError(f"policy {policy!r} needs a valid address of its server", remedy=remedy) from None
     # Each worker begins with a different server.
     first = int(os.environ.get(WORKER, "0")) % len(addresses)
     return (*addresses[first:], *addresses[:first])

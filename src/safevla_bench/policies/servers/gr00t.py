@@ -31,9 +31,9 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
 if TYPE_CHECKING:
     import zmq
 
-_NO_RESET = "Unknown endpoint: reset"
+_NO_RESET = "Unknown endpoint: reset"  # in the error of servers of N1.5
 VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
-_MAIN_MARK = "__ModalityConfig__"
+_MAIN_MARK = "__ModalityConfig__"  # a key that only servers of GR00T's main branch send
 _MODALITY_MARKS = {_MAIN_MARK, "__ModalityConfig_class__"}
 
 
@@ -150,6 +150,7 @@ class Gr00tModel(RemoteModel):
     def _exchange(self, message: bytes, seconds: float) -> bytes:
         # Send a message and return the answer, over a new socket if there is none.
         # Raise `ServerLostError` if the server is silent for `seconds`, is gone, or sent an unrequested message.
+        # Raise `ReplyError` if the answer has several parts.
         import zmq
 
         try:

@@ -43,7 +43,7 @@ class HttpModel(RemoteModel):
     def _greet(self) -> None: ...  # do nothing, because these servers send no greeting
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request. Raise `ChunkModel.query`'s errors, and `ReplyError` for HTTP 201 to 499."""
+        """Return the answer to a request. Raise `query`'s errors, and `ReplyError` for HTTP 201 to 499 except 413."""
         # The end of an error's text is the most useful part.
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self.key)
@@ -74,8 +74,8 @@ def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
     """Send one HTTP request with the JSON `body`; return the status and the content of the answer. `address` is the
-    server's URL, to which `path` is added; `seconds` is the total time limit, and `key` is sent as `Authorization`.
-    Raises `ServerLostError` if no HTTP answer arrives in time, and `PolicyError` if the answer is too large.
+    server's URL, to which `path` is added; `seconds` limits the connecting, and again the exchange; `key` is sent as
+    `Authorization`. Raises `ServerLostError` without an HTTP answer in time, and `PolicyError` if it is too large.
     """
     seconds, url = max(seconds, servers.PAUSE_S), urlsplit(address)
     connection_type = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -86,7 +86,7 @@ def exchange(
     expired = threading.Event()
 
     def hang_up() -> None:
-        # Abort the request. The connection's timeout limits each read; this limits the total time.
+        # Abort the request. The connection's timeout limits each read; this limits the time of the whole exchange.
         expired.set()
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress

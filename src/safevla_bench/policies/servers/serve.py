@@ -129,9 +129,9 @@ def _find_unservable(policy: Policy) -> str | None:
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
-    """Return a server that listens at `bind` and `port` (0 = any free port); call its method `serve_forever`. The
-    server answers `GET /healthz` without a key. It closes connections beyond `MAX_CONNECTIONS`. It refuses connections
-    from web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
+    """Return a server that listens at `bind` and `port` (0 = any free port). The caller must call its method
+    `serve_forever`. The server answers `GET /healthz` without a key, closes connections beyond `MAX_CONNECTIONS`, and
+    refuses those from web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
     """
     # `served` has the copies of the policy; `key` is the key that clients must send; None = no key.
     from websockets.sync.server import serve as listening
@@ -213,7 +213,7 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
 
 
 def _respond_early(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
-    # Answer a health check, or a request without the key, by HTTP. Return None for a valid websocket request.
+    # Answer a health check, or a request without the right key, by HTTP. Return None for any other request.
     if request.path == "/healthz":  # answered even without a key
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")

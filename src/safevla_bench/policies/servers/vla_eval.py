@@ -140,10 +140,11 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to `params`, lacks entries that the server requests, or if its
-    positions or gripper differ from `action_spec`. The gripper of a dialect that the user has `chosen` is not checked.
+    """Raise `PolicyError` if the server requests a control mode, if the dialect, adapted to `params`, lacks requested
+    entries, or if its positions or gripper differ from `action_spec`. With `chosen`, the gripper is not checked.
     """
     # `params` and `action_spec` come from the server's greeting; they are {} if the server does not send them.
+    # `chosen` is true if the user has chosen the dialect.
     conversion = dialect.switches.get(6, "raw")  # column 6 of an action is the gripper
     gripper = _get_map(action_spec, "gripper").get("format", "raw")
     position = _get_map(action_spec, "position").get("format")

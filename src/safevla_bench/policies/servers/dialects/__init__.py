@@ -340,7 +340,7 @@ def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
 
 
 def dialect_values(dialect: Dialect) -> Mapping[str, object]:
-    """Return all values of a dialect, for a run's description."""
+    """Return the values of a dialect that a run's description stores."""
     inference = dialect.inference
     return {
         "name": dialect.name,
