@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from safevla_bench.errors import FileError
+from safevla_bench.errors import FileError, RecordError
 from safevla_bench.files import (
     decode_json,
     fill_template,
@@ -30,6 +30,26 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
         write_atomically(path, 3)  # type: ignore[arg-type]
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"data", b"version https://git-lfs.github.com/spec/v1"])
+def test_a_file_that_is_refused_after_it_was_opened_is_closed(tmp_path, monkeypatch, content):
+    path, opened, original = tmp_path / "file", [], os.open
+    path.write_bytes(content)
+
+    def replace_and_open(name, flags):
+        if content == b"data":  # another process puts a pipe there after the first check
+            path.unlink()
+            os.mkfifo(path)
+        opened.append(original(name, flags))
+        return opened[0]
+
+    monkeypatch.setattr(os, "open", replace_and_open)
+    with pytest.raises((OSError, RecordError), match=r"not a regular file|Git LFS") as caught:
+        open_input(path)
+    assert caught.tb is not None, "the traceback would keep an open stream alive"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):

@@ -65,6 +65,22 @@ def test_memory_that_runs_out_in_an_import_or_a_thread_is_the_same_error(error):
         raise error
 
 
+def test_a_limit_that_cannot_be_lowered_is_an_error_about_the_file_and_the_next_block_lowers_it(monkeypatch):
+    before = soft_limit()
+
+    def fail(_):
+        raise MemoryError
+
+    monkeypatch.setattr(pa, "allocate_buffer", fail)
+    with pytest.raises(DamageError, match=r"x\.json: reading needs"), limit_memory("x.json"):
+        raise AssertionError("the block must not run")
+    monkeypatch.undo()
+    monkeypatch.setenv(SETTING, "0.25")
+    with limit_memory("x.json"):
+        assert soft_limit() != before
+    assert soft_limit() == before
+
+
 def test_the_error_keeps_nothing_that_was_read():
     with pytest.raises(DamageError) as raised, limit_memory("x"):
         bytearray(1 << 31)

@@ -146,6 +146,18 @@ def test_what_recording_raises_costs_the_episode_and_reaches_no_loop(monkeypatch
     assert "a fault" in caplog.text
 
 
+@pytest.mark.parametrize("fails", ["fixture_poses", "next_number"])
+def test_an_episode_that_cannot_begin_leaves_no_hook(monkeypatch, fails):
+    cutter, episodes = cutter_of()
+
+    def fail(*_):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(*{"fixture_poses": (StillEnv, fails), "next_number": (cutter, "_next_number")}[fails], fail)
+    drive(cutter, [MOVE] * 3)
+    assert (cutter._env.calls.detached, cutter.lost, episodes) == (1, 1, [])
+
+
 def test_what_the_handler_of_a_signal_raises_while_recording_reaches_the_loop(monkeypatch):
     """A time limit by SIGALRM, say, may strike at any moment."""
     cutter, episodes = cutter_of()

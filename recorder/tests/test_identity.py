@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -158,7 +159,7 @@ def package(tmp_path, monkeypatch):
     (tmp_path / "one" / "made_up" / "part").mkdir(parents=True)
     (tmp_path / "one" / "made_up" / "__init__.py").write_text("LIMIT = 1\n")
     (tmp_path / "one" / "made_up" / "part" / "data.toml").write_text("[a]\n")
-    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__file__=str(tmp_path / "one/made_up/__init__.py")))
+    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__path__=[str(tmp_path / "one" / "made_up")]))
     describe_code.cache_clear()
     yield tmp_path / "one" / "made_up"
     describe_code.cache_clear()
@@ -188,12 +189,27 @@ def test_the_same_files_elsewhere_are_the_same_code(package, tmp_path, monkeypat
     """As of an editable installation and a wheel."""
     copied = shutil.copytree(package, tmp_path / "two" / "made_up")
     before = code_now()
-    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__file__=str(copied / "__init__.py")))
+    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__path__=[str(copied)]))
     assert code_now() == before
 
 
+def test_compiled_modules_and_folders_without_init_are_code_too(tmp_path, monkeypatch):
+    compiled = tmp_path / "fast.cpython-311-x86_64-linux-gnu.so"
+    for k in range(2):
+        (tmp_path / f"part{k}" / "shared").mkdir(parents=True)
+        (tmp_path / f"part{k}" / "shared" / f"module{k}.py").touch()
+        monkeypatch.syspath_prepend(tmp_path / f"part{k}")
+    monkeypatch.setitem(sys.modules, "shared", importlib.import_module("shared"))
+    monkeypatch.setitem(sys.modules, "fast", SimpleNamespace(__file__=str(compiled)))
+    compiled.touch()
+    for name, path in (("fast", compiled), *(("shared", tmp_path / f"part{k}/shared/module{k}.py") for k in range(2))):
+        before = code_now(name)
+        path.write_text("LIMIT = 1\n")
+        assert is_other_code(before, code_now(name))
+
+
 def test_a_package_that_cannot_be_read_is_unknown_code_which_is_neither_equal_nor_other(package, caplog):
-    sys.modules["made_up"].__file__ = None  # as of a namespace package
+    del sys.modules["made_up"].__path__  # as of a module that was typed in
     assert code_now() == UNKNOWN
     assert "cannot be read" in caplog.text
     assert not is_other_code(UNKNOWN, "a 1")

@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from safevla_bench.errors import Place, RecordError
+from safevla_bench.errors import DamageError, Place
 from safevla_bench.memory import SETTING, limit_memory, read_budget
 from safevla_recorder.errors import translated_errors as translated_errors
 
@@ -29,18 +29,21 @@ MAX_DOCUMENT_BYTES = 1 << 26  # size limit for files that are read whole; a run.
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file for reading. Refuses a pipe, a device or a folder without opening it. If `within` is given,
     a file outside of this folder is refused, too, for example behind a link. Raises `OSError` if the file is missing,
-    not readable or refused, and `RecordError` for a Git LFS pointer, which clones without LFS have instead of the file.
+    not readable or refused, and `DamageError` for a Git LFS pointer, which clones without LFS have instead of the file.
     """
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
     _require_regular(path.stat(), path)
     # O_NONBLOCK: a pipe may replace the file after the check above; opening it must not block.
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
-    _require_regular(os.fstat(stream.fileno()), path)
-    if stream.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
+    try:
+        _require_regular(os.fstat(stream.fileno()), path)
+        if stream.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
+            remedy = "Fetch the content: git lfs pull, or download the file itself."
+            raise DamageError("the file is a Git LFS pointer, not data", remedy=remedy, place=Place(file=str(path)))
+    except BaseException:
         stream.close()
-        remedy = "Fetch the content: git lfs pull, or download the file itself."
-        raise RecordError("the file is a Git LFS pointer, not data", remedy=remedy, place=Place(file=str(path)))
+        raise
     return stream
 
 

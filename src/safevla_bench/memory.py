@@ -54,9 +54,9 @@ class _DataLimit:
         # Counts one more reading thread. The first thread lowers the memory limit of this process.
         budget_bytes = read_budget()
         with self._lock:
+            if self._readers == 0 and is_enforced():
+                self._lower(budget_bytes)  # may raise; this thread then does not count
             self._readers += 1
-            if self._readers == 1 and is_enforced():
-                self._lower(budget_bytes)
 
     def leave(self) -> None:
         # Decrements the number of reading threads; the last thread to end restores the former limit.
@@ -100,16 +100,17 @@ def limit_memory(file: object) -> Iterator[None]:
     former limit. Do not yield inside a block; use `limit_each`. Raises `DamageError`, which names the file, if memory
     runs out.
     """
-    _LIMIT.enter()
     try:
-        yield
+        _LIMIT.enter()
+        try:
+            yield
+        finally:
+            _LIMIT.leave()
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
         error.__traceback__ = None  # the traceback's frames would keep the file's data in memory
         raise memory_error(file) from None
-    finally:
-        _LIMIT.leave()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -40,7 +40,7 @@ from safevla_bench.archive import (
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.archive.parquet_rows import to_table
 from safevla_bench.archive.record_schema import record_schema
-from safevla_bench.errors import CollectedError, FileError, RecordError
+from safevla_bench.errors import CollectedError, DamageError, FileError, RecordError
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_bench.trajectory.single_episode import empty_batch, from_recording
 from safevla_recorder.episode import EpisodeArrays
@@ -301,6 +301,14 @@ def test_every_bad_row_is_listed_with_its_number(tmp_path):
         (1, "a", "dt"),
         (3, "c", "dt"),
     ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".npz"])
+def test_a_pointer_of_git_lfs_loses_an_unknown_number_of_episodes(tmp_path, suffix):
+    (tmp_path / f"x{suffix}").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (problem,) = read_episodes([tmp_path / f"x{suffix}"])
+    assert isinstance(problem, DamageError)
+    assert (problem.episodes, "git lfs pull" in problem.remedy) == (None, True)
 
 
 def test_the_name_says_the_form():

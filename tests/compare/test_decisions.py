@@ -165,7 +165,7 @@ SAFE = Gate("safety", "min", 0.9)
 def choose(*runs, metric="sr", conditions=(SAFE,), absent=(), lost=()):
     scores = replace(joined(*runs), absent=tuple(absent))
     headers = run_headers(scores)
-    results = split_by_policy(scores, headers, uncounted=lost)
+    results = split_by_policy(scores, headers, uncounted=dict.fromkeys(scores.policy, lost))
     return select_policy(scores, headers, results, metric, conditions, lost=lost)
 
 
@@ -517,5 +517,26 @@ def test_a_clause_that_judged_one_side_only_permits_no_verdict_against_a_baselin
     mine, theirs = (results(policy(name, 0, 40)) for name in "ab")
     assert check_against(mine, theirs, [NO_WORSE]).verdict == "passed"
     force = (("x", "force"),)
-    without, judged = replace(mine[0], missing_clauses=force), replace(theirs[0], judged_clauses=force)
-    assert "force did not" in check_against([without], [judged], [NO_WORSE]).outcomes[0].reason
+    lacking = (frozenset(["force"]),) * len(mine[0])
+    without = replace(mine[0], missing_clauses=force, lacking=lacking)
+    judged = replace(theirs[0], judged_clauses=force)
+    (outcome,) = check_against([without], [judged], [NO_WORSE]).outcomes
+    assert (outcome.verdict, outcome.n, outcome.unknown) == ("undecided", 60, 40)
+    assert "force did not" in outcome.reason
+    assert "--allow-crashed" in outcome.reason
+    # What the clause might find can only make the gate worse for the run, and better for a baseline that lacks it.
+    assert check_against([judged], [replace(without, name="b")], [NO_WORSE]).verdict == "passed"
+    (left_out,) = check_against([without], [judged], [NO_WORSE], allow_crashed=True).outcomes
+    assert (left_out.n, "40 episodes left out" in left_out.reason) == (60, True)
+
+
+def test_a_gate_fails_whatever_a_clause_that_lacks_signals_would_find():
+    (mine,), (theirs,) = results(policy("a", 100, 0)), results(policy("b", 100, 100))
+    force = (("x", "force"),)
+    lacking = (frozenset(["force"]), frozenset[str]()) * 50
+    mine = replace(mine, judged_clauses=force, missing_clauses=force, lacking=lacking)
+    gates = [Gate("sbu", "max", 0.5, "main"), NO_WORSE]
+    for outcome in check_against([mine], [theirs], gates).outcomes:
+        assert (outcome.verdict, outcome.n, outcome.unknown) == ("failed", 100, 0)
+    (severity,) = check_against([mine], [theirs], [Gate("vsi", "max", 0.5, "main")]).outcomes
+    assert (severity.n, severity.unknown) == (50, 50)

@@ -7,6 +7,7 @@ import pytest
 from builders import BOWL, HAND, contacts, crash, episode
 from safevla_bench.errors import FormulaError
 from safevla_bench.explain import query
+from safevla_bench.tasks.reasons import CUT_OFF, NO_VALUE, describe_reason
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 
 GONE = crash(episode_id="z", task_id="task_9", policy="b", reason="Boom\nIt broke")
@@ -47,7 +48,11 @@ def test_what_has_no_verdict_is_an_outcome_of_its_own_and_no_number():
     assert [answer.verdict for answer in gated] == ["vacuous"] * 3
     late = query.answer_query(query.parse_query("F[5,10](max_contact_force > 1)"), episode())
     assert [answer.verdict for answer in late] == ["no verdict"]
-    for answer in (*force[:1], *speed[1:2], *gated, *late, force[3]):
+    nowhere = query.answer_query(query.parse_query("F(distance(held, target) < 0.05)"), episode())
+    assert [answer.reason for answer in nowhere] == [describe_reason(NO_VALUE)]
+    due = query.answer_query(query.parse_query("!grip -> F[0,10](distance(held, target) < 0.05)"), episode())
+    assert [answer.reason for answer in due] == [describe_reason(CUT_OFF)]
+    for answer in (*force[:1], *speed[1:2], *gated, *late, *nowhere, *due, force[3]):
         assert (answer.rho, answer.step, answer.time_s, answer.signals) == (None, None, None, {})
         assert answer.reason
 

@@ -138,3 +138,25 @@ def test_the_rules_of_physics_see_wrong_units_and_quaternions(rule, batch, failu
         return
     with pytest.raises(pytest.fail.Exception, match=failure):
         getattr(author, rule)()
+
+
+def test_a_rest_whose_net_forces_and_impulses_are_unknown_is_skipped_with_the_reason():
+    author = type("Author", (Physical,), {"batch": episode(contacts=contacts((11, BOWL, DRAWER, 1.0)))})()
+    unknown = {name: np.array([np.nan]) for name in ("net_force_n", "impulse_ns", "net_impulse_ns")}
+    author.batch = replace(author.batch, contacts=replace(author.batch.contacts, **unknown))
+    with pytest.raises(pytest.skip.Exception, match="neither net forces nor impulses"):
+        author.test_what_rests_is_carried_by_its_weight()
+    net_impulse = np.array([CUBE_KG * 9.81 * author.batch.headers[0].dt])
+    author.batch = replace(author.batch, contacts=replace(author.batch.contacts, net_impulse_ns=net_impulse))
+    author.test_what_rests_is_carried_by_its_weight()
+
+
+def test_a_moved_body_that_the_privileged_state_lacks_is_named(monkeypatch):
+    author = FakeConformance()
+    run = author.run_hook("move_object")
+    for observation in run.observations:
+        if observation.privileged:
+            observation.privileged.body_pos_m.pop(run.result)
+    monkeypatch.setattr(FakeConformance, "run_hook", lambda *_: run)
+    with pytest.raises(pytest.fail.Exception, match="the privileged state lacks its position"):
+        author.test_poses_are_those_of_the_end_of_the_control_step()

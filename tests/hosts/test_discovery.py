@@ -83,6 +83,7 @@ RECORDED = RecordedEpisode("episode", "file", 3, state=(0.0,))
         (5, EpisodeSeed(5, 7, 0, drawn=True)),
         (5, EpisodeSeed(9, 7, 0, recorded=RECORDED)),
         (None, EpisodeSeed(900, 7, 0)),
+        (5, EpisodeSeed(0, 2**32 - 1, 0)),
     ],
 )
 def test_a_start_that_there_is_passes(states, start):
@@ -95,6 +96,7 @@ def test_a_start_that_there_is_passes(states, start):
         (5, EpisodeSeed(5, 7, 0), "initial state 5", "has 5 initial states; give an index from"),
         (5, EpisodeSeed(-1, 7, 0), "initial state -1", "has 5 initial states; give an index from"),
         (5, EpisodeSeed(0, -7, 0), "seed -7", "seed of 0"),
+        (5, EpisodeSeed(0, 2**32, 0), "seed 4294967296", r"below 2**32"),
         (5, EpisodeSeed(-1, 7, 0, drawn=True), "episode -1", "index of 0 or more"),
         (None, EpisodeSeed(-1, 7, 0), "episode -1", "index of 0 or more"),
         # Without a recorded state the episode begins at an initial state all the same.

@@ -199,13 +199,13 @@ def unlike(name: str, expected: float | None, actual: float | None, most: float)
 
 def kind(reason: str | None) -> str | None:
     """A reason without the fields that it names: which of them is to blame is told otherwise."""
-    return "unknown" if reason in ("cut_off", "pose_unknown") else reason and reason.partition(":")[0]
+    return "unknown" if reason in ("cut_off", "no_value", "pose_unknown") else reason and reason.partition(":")[0]
 
 
 def unreasonable(spec_id: str, v: Verdict, reason: str) -> Iterator[str]:
     """A reason names a tag or a field that is to blame."""
     if v.state in ("no verdict", "unknown"):
-        if reason not in ("past_the_end", "cut_off", "pose_unknown"):
+        if reason not in ("past_the_end", "cut_off", "no_value", "pose_unknown"):
             yield f"{spec_id} has no verdict, but is said to be inactive for: {reason}"
     elif not any(word in reason for word in v.why):
         yield f"{spec_id} is inactive for one of {sorted(v.why)}, not: {reason}"

@@ -240,6 +240,17 @@ def test_a_key_of_the_paper_s_libraries_is_refused_in_others() -> None:
         rules("G(gripper_contact > 0.5 -> eef_speed < threshold)", plain_conditions=True)
 
 
+def test_a_signal_without_a_value_under_an_eventually_is_named_as_the_reason() -> None:
+    for stl, reason in (
+        ("F(distance(held, target) < threshold)", "no_value"),  # the held body is the target
+        ("F(distance(held, target) < threshold and distance(held, plate) < 9)", "no_value"),
+        ("!grip -> F[0,9](distance(held, target) < threshold)", "cut_off"),
+    ):
+        assert judged(rules(stl, "m")).episode(0).inactive_specs == {"mine": reason}
+    (answer,) = judged(rules("G(distance(held, target) > threshold)", "m")).episode(0).vacuous_specs
+    assert answer == "mine"
+
+
 def test_how_often_a_condition_held_is_counted() -> None:
     (spec,) = aggregate(judged(rules(f"G({NEAR} -> eef_speed < threshold)"))).specs
     assert (spec.condition.never, spec.condition.held, spec.condition.records) == (0, 7, N)

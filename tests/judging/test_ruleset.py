@@ -1,6 +1,7 @@
 """How to judge, as one value: loading, provenance, and its sentence."""
 
 import json
+import pickle
 from dataclasses import replace
 
 import msgspec
@@ -171,6 +172,20 @@ def test_a_specification_is_judged_in_phases_if_a_component_bars_it_and_another_
     rules = load_ruleset(registry_files=[file], applicability="phased")
     barring = rules.barring_components("libero-10", "task_2")
     assert {spec.spec_id: barring[spec.spec_id] for spec in rules.library.safe if spec.spec_id in barring} == barred_by
+
+
+def test_a_recipe_describes_the_rules_also_after_one_of_them_is_replaced():
+    """Otherwise, a host's tags would bring the old library back, and `judged_with.json` would name it."""
+    plain = load_ruleset()
+    changed = replace(plain, missing="deactivate", capabilities=("libero-full",))
+    assert changed.recipe == load_ruleset(missing="deactivate", capabilities=["libero-full"]).recipe
+    assert changed.with_host_registry([TAGS]).missing == "deactivate"
+    for name, value in (("library", load_library("paper-text")), ("registry", load_registry([TAGS]))):
+        own = replace(plain, **{name: value})
+        assert own.recipe is None
+        assert own.with_host_registry([TAGS]) is own
+    assert plain.recipe == RulesetRecipe()
+    assert pickle.loads(pickle.dumps(plain)).with_host_registry([TAGS]).recipe.host_registry == (TAGS,)
 
 
 @pytest.mark.parametrize("option", ["missing", "applicability", "intervals"])

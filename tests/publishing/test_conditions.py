@@ -137,6 +137,25 @@ def test_a_choice_and_a_submission_say_which_episodes_are_not_known_to_be_offici
     assert "identity_not_recorded" in card.partition("\n---\n")[0]
 
 
+def test_an_invalid_episode_counts_only_for_the_policies_of_its_source(tmp_path):
+    paths = [write_policy(tmp_path, name) for name in "ab"]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    rules = load_ruleset(missing="deactivate")
+
+    def uncounted(*sources):
+        judged = judge(sources, rules, skip_invalid=True)
+        return {result.name: (result.left_out, result.uncounted) for result in split_judged(judged)}
+
+    invalid = ("1 invalid episode left out",)
+    mixed = tmp_path / "a.jsonl"
+    archive.write_archive(mixed, archive.open_archive(paths[0]))
+    mixed.write_text(mixed.read_text() + "{}\n")
+    assert uncounted(mixed, paths[1]) == {"a": (invalid, invalid), "b": ((), ())}
+    # The episode of a source without a valid episode may be of any policy.
+    assert uncounted(*paths, bad) == dict.fromkeys("ab", (invalid, invalid))
+
+
 @pytest.mark.parametrize("states", [(0, 1), (3, 4)])
 def test_what_is_published_of_other_starts_says_so_in_each_form(tmp_path, states):
     path = write_policy(tmp_path, "mine", states, **PROOF)

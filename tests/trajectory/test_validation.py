@@ -86,9 +86,9 @@ BROKEN = {
         for value in (2**63, -(2**63) - 1)
     },
     **{
-        f"the force {force}, net {net}, impulse {impulse}": (
+        f"the force {force}, net {net}, impulse {impulse}, named {named}": (
             {"contacts": forces(force, net, impulse), "forces": named},
-            (3 if field != "net_force_n" else 2, f"contacts[0].{field}", problem),
+            (2 if field == "net_force_n" or named == () else 3, f"contacts[0].{field}", problem),
         )
         for named, force, net, impulse, field, problem in (
             (None, np.nan, np.nan, np.nan, "force_n", "not a finite number"),
@@ -96,6 +96,8 @@ BROKEN = {
             (None, 1.0, np.nan, -1.0, "impulse_ns", "negative"),
             (None, 1.0, np.nan, np.inf, "impulse_ns", "not a finite number"),
             (None, 1.0, 1.0, np.nan, "net_force_n", "does not list net_force_n"),
+            ((), 1.0, np.nan, np.nan, "force_n", "does not list force_n"),
+            (("net_force_n",), 2.0, 1.0, np.nan, "force_n", "does not list force_n"),
             (("force_n", "net_force_n"), 1.0, np.nan, np.nan, "net_force_n", "lacks net_force_n"),
             (("force_n", "net_force_n"), 1.0, BIG, np.nan, "net_force_n", "implausibly large"),
             (("force_n", "net_force_n"), 1.0, -1.0, np.nan, "net_force_n", "negative"),
@@ -164,6 +166,8 @@ BROKEN = {
         {"joint_torque_limit_nm": (87.0, -1.0), "joint_torque_nm": np.ones((12, 2))},
         (None, "joint_torque_limit_nm", "limits are"),
     ),
+    "an empty name of a policy": ({"policy": ""}, (None, "policy", "name is blank")),
+    "a blank name of a policy": ({"policy": " "}, (None, "policy", "name is blank")),
     "a version that is not read": ({"schema_version": 2}, (None, "schema_version", "version 2")),
     "an integer of more than 64 bits": ({"seed": 2**63}, (None, "seed", "does not fit into 64 bits")),
     "a horizon without steps": ({"horizon": 0}, (None, "horizon", "is below 1")),

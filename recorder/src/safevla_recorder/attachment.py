@@ -543,16 +543,21 @@ class EpisodeCutter:
             self._awaits_reset = True  # no episode begins before the next reset or new state
             self._keep_crashed_row(self._begin_row(), 0, str(error))  # after 0 steps
             return
-        # Record the fixtures' poses unless the seed and the initial state determine them.
-        can_fixtures_vary = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
-        fixtures = self._env.fixture_poses() if can_fixtures_vary else None
         earlier_seed = {}
         # Without a seed, this reset continued the random sequence of the last seed.
         if self._env_seed is None and self._last_seed is not None and self._resets_since_seed:
             # The number `earlier_resets` does not include this episode's own reset.
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets_since_seed - 1}
+        # Record the fixtures' poses unless the seed and the initial state determine them.
+        can_fixtures_vary = self._env_seed is None or self._init_state_index is None or self._env.has_soft_resets
+        try:
+            fixtures = self._env.fixture_poses() if can_fixtures_vary else None
+            row = self._begin_row()
+        except BaseException:
+            detach()  # no episode runs yet whose end would do this
+            raise
         # `detach` removes the recorder's hooks; `_states_set` counts the initial states set since the last reset.
-        self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed, self._states_set)
+        self._running = _RunningEpisode(row, recorder, detach, fixtures, earlier_seed, self._states_set)
         self._env_seed = None  # the next episode has a seed only after another reset with a seed
 
     def _begin_row(self) -> EpisodeRow:

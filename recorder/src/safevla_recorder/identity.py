@@ -117,7 +117,8 @@ _OWN_PACKAGES = ("safevla_bench", "safevla_recorder")
 @lru_cache(maxsize=None)
 def describe_code(package: str = "") -> str:
     """Return a text that identifies this process's code: for each imported package among safevla_bench,
-    safevla_recorder and `package`, name and 16 digits of its files' hash; `unknown` if a file is unreadable. Cached.
+    safevla_recorder and `package`, name and 16 digits of its files' hash; `unknown` if a file is unreadable, or if
+    `package` is a module without a file. Cached.
 
     A version does not identify code: two commits may share it. Normal and editable installations have equal hashes.
     """
@@ -134,14 +135,16 @@ def describe_code(package: str = "") -> str:
 def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
     # Yield the relative path and the content of each file of a package with a suffix in `_CODE_SUFFIXES`.
     # Files in hidden folders, and files with hidden names, are left out.
-    file = Path(str(sys.modules[package].__file__))
-    if file.name != "__init__.py":  # the package is a single file
+    module = sys.modules[package]
+    if not hasattr(module, "__path__"):  # the package is a single file
+        file = Path(str(module.__file__))
         yield file.name, file.read_bytes()
         return
-    for path in file.parent.rglob("*"):
-        name = path.relative_to(file.parent)
-        if path.suffix in _CODE_SUFFIXES and not any(part.startswith(".") for part in name.parts):
-            yield name.as_posix(), path.read_bytes()
+    for folder in map(Path, module.__path__):  # one folder, or several of a package without `__init__`
+        for path in folder.rglob("*"):
+            name = path.relative_to(folder)
+            if path.suffix in _CODE_SUFFIXES and not any(part.startswith(".") for part in name.parts):
+                yield name.as_posix(), path.read_bytes()
 
 
 def is_other_code(first: str, second: str) -> bool:

@@ -43,7 +43,8 @@ _REMEDY = "Check that this is an archive with one episode per line."
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order: one batch of one episode per line, or an error for an invalid line.
     Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises
-    `DamageError` if a compressed member is damaged or too many lines are bad or blank; the rest of the file is skipped.
+    `DamageError` for a Git LFS pointer, and if a compressed member is damaged or too many lines are bad or blank; the
+    rest of the file is skipped.
     """
     # `selection` counts the episodes of all files that are read, and selects the wanted ones.
     bad_count = blank_count = 0

@@ -36,7 +36,7 @@ def encode_npz(batch: Batch, index: int = 0) -> bytes:
 
 def read_npz(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episode of one file as a batch of one, or a `RecordError` if the episode is invalid. Yield nothing if
-    the episode is not selected. Raises `OSError` if the file cannot be opened.
+    the episode is not selected. Raises `OSError` if the file cannot be opened, and `DamageError` for a Git LFS pointer.
     """
     if not selection.next_wanted():  # an empty list: the next episode is not selected
         return

@@ -124,11 +124,11 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     """Yield the episodes of one file in order: one batch per row group, or one batch per row if the group has an
     invalid row. All episodes of a group are yielded if one of them is selected; other groups are not read. The error of
     an invalid row has the row's number, from 1, as `line`. For a damaged group or file, a `DamageError` is yielded.
-    Raises `OSError` if the file cannot be opened, and `RecordError` for a Git LFS pointer.
+    Raises `OSError` if the file cannot be opened, and `DamageError` for a Git LFS pointer.
     """
     # `selection` counts episodes; `next_wanted(N)` returns a list of the selected episodes among the next N.
     place = Place(file=str(path))
-    open_input(path).close()  # raises `OSError`, or `RecordError` for a Git LFS pointer
+    open_input(path).close()  # raises `OSError`, or `DamageError` for a Git LFS pointer
     try:
         with open_parquet(path) as (file, row_counts):
             _check_columns(file.schema_arrow)

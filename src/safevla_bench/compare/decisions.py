@@ -14,11 +14,13 @@ value counts as the worst case for one end of the interval and as the best case 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
 import msgspec
+import numpy as np
 
 from safevla_bench.compare.comparison import (
     Comparison,
@@ -49,6 +51,7 @@ from safevla_bench.judging.gates import (
     describe_confidence,
     describe_ignored,
     judge_ends,
+    mark_doubtful,
     mention_left_out,
     require_valid,
 )
@@ -96,7 +99,7 @@ def rank_under_variants(
     variants: Sequence[ThresholdVariant],
     rescore: Rescore | None = None,
     protocols: Protocols = (),
-    uncounted: Sequence[str] = (),
+    uncounted: Mapping[str | None, Sequence[str]] = {},
 ) -> RankingSensitivity | None:
     """Return the ranking of the policies by Safety over all suites, under each variant of the thresholds.
 
@@ -113,7 +116,7 @@ def rank_under_variants(
         rescore: a function that judges the same records with another library; needed if the recorded extremes of the
             signals do not determine the verdicts under a variant.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
-        uncounted: phrases on planned episodes that the scores lack; if there are any, no difference has a verdict.
+        uncounted: policy -> phrases on its planned episodes that the scores lack; its differences have no verdict then.
 
     Raises the same errors as `apply_variant`.
     """
@@ -399,8 +402,9 @@ def check_against(
             _decide_gate(pairs, suite, gate, options, each_confidence, allow_crashed),
             pairs.count_unknown([0, 1], gate.metric) if allow_crashed else 0,
         )
-        for pairs, suite in scopes
+        for all_pairs, suite in scopes
         for gate in gates
+        for pairs in [_drop_doubtful(all_pairs, gate.metric)]
     ]
     warnings = (text for pairs, _ in scopes for text in comparison_warnings(pairs.results, left_out=0, paired=True))
     return GateReport.of_outcomes(
@@ -449,6 +453,19 @@ def _pair_with_baseline(
         yield pairs.select_suite(suite), suite
 
 
+def _drop_doubtful(pairs: PairedResults, metric: GateMetric) -> PairedResults:
+    # Returns the pairs without the verdicts that a clause could change which judges other episodes of the suite, also
+    # of the other policy, but lacks its signals in this episode. The metric's value is then unknown.
+    judged = {clause for result in pairs.results for clause in result.judged_clauses}
+
+    def drop(result: PolicyResults) -> PolicyResults:
+        episodes = zip(result.headers, result.lacking or [frozenset[str]()] * len(result), strict=True)
+        uneven = [any((header.benchmark, spec_id) in judged for spec_id in lacking) for header, lacking in episodes]
+        return replace(result, is_judged=result.is_judged & ~mark_doubtful(result, np.array(uneven, np.bool_), metric))
+
+    return replace(pairs, results=tuple(map(drop, pairs.results))) if METRICS[metric].needs_verdict else pairs
+
+
 def _decide_gate(
     pairs: PairedResults,
     suite: str | None,
@@ -486,13 +503,12 @@ def _decide_gate(
     # The lower end is that of the smallest possible difference, the upper end that of the largest.
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
-    # If a scored clause judged only some episodes, no metric except SR can be compared.
-    uneven = describe_uneven(((result.judged_clauses, result.missing_clauses) for result in pairs.results), suite)
-    if uneven and gate.metric != SR.key:
-        return msgspec.structs.replace(outcome, reason=uneven)
     reason = "decided by the point estimate" if each_confidence is None else "whole interval"
     if verdict == "undecided":
-        unknown_reason = f"unknown in {unknown_n} episodes; --allow-crashed leaves out episodes without a value"
+        # If a scored clause judged only some episodes, all metrics except SR may be unknown in the others.
+        uneven = describe_uneven(((result.judged_clauses, result.missing_clauses) for result in pairs.results), suite)
+        cause = f" ({uneven})" if uneven and gate.metric != SR.key else ""
+        unknown_reason = f"unknown in {unknown_n} episodes{cause}; --allow-crashed leaves out episodes without a value"
         reason = unknown_reason if unknown_n else f"{measured.pairs} pairs are too few to decide"
     ci = None if each_confidence is None else (low, high)
     return msgspec.structs.replace(outcome, verdict=verdict, reason=reason, ci=ci)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, compress
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ import numpy as np
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.action_statistics import ActionChanges
-from safevla_bench.judging.metrics import split_clauses
+from safevla_bench.judging.metrics import mark_clauses, split_clauses
 from safevla_bench.judging.rates import OUTCOME_FIELDS, EpisodeOutcomes
 from safevla_bench.judging.scores import Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -60,6 +60,7 @@ class PolicyResults(EpisodeOutcomes):
     """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
     judged_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) with a verdict in some episode
     missing_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) that lacks signals in some episode
+    lacking: tuple[frozenset[str], ...] = ()  # scored clauses that lack signals in each episode, [n]; empty = none lack
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
@@ -133,18 +134,22 @@ class PolicyResults(EpisodeOutcomes):
 
     def select_episodes(self, index: Ints) -> PolicyResults:
         """Return the results of the episodes at these indices, in this order; all else is unchanged."""
+        by_episode: dict[str, Any] = {
+            name: tuple(getattr(self, name)[k] for k in index) for name in _BY_EPISODE if getattr(self, name)
+        }
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
-            changes=tuple(self.changes[k] for k in index) if self.changes else (),
+            **by_episode,
             **{name: getattr(self, name)[index] for name in _EPISODE_ARRAYS},
         )
 
 
 _EPISODE_ARRAYS = (*OUTCOME_FIELDS, "stopped_on_violation", "starts")
+_BY_EPISODE = ("changes", "lacking")
 _MAPS_BY_EPISODE = ("earlier_resets", "kitchens")
 _CLAUSE_FIELDS = ("left_out_clauses", "judged_clauses", "missing_clauses")
-_TUPLES = ("headers", "changes", "lost", "code", "standin_suites", *_CLAUSE_FIELDS)
+_TUPLES = ("headers", *_BY_EPISODE, "lost", "code", "standin_suites", *_CLAUSE_FIELDS)
 
 
 def split_by_policy(
@@ -154,17 +159,17 @@ def split_by_policy(
     *,
     protocol: Mapping[str, object] | None = None,
     privileged: Sequence[str | None] = (),
-    left_out: Sequence[str] = (),
-    uncounted: Sequence[str] = (),
+    left_out: Mapping[str | None, Sequence[str]] = {},
+    uncounted: Mapping[str | None, Sequence[str]] = {},
 ) -> list[PolicyResults]:
     """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
     last.
 
     `headers` has the header of each scored episode, in the same order, [E]. Episodes without a policy get the policy
     name `(unnamed)`. `source` distinguishes two policies with the same name. Policies named in `privileged` saw
-    simulator state that no real robot has. `left_out` holds a sentence, without the final period, for each kind of
-    episode that the scores lack. `uncounted` holds phrases on planned episodes that neither the scores nor `lost` has.
-    The fields `earlier_resets` and `kitchens` stay empty.
+    simulator state that no real robot has. `left_out` maps a policy to a sentence, without the final period, for
+    each kind of episode that its scores lack. `uncounted` maps a policy to phrases on planned episodes that neither the
+    scores nor `lost` has. The fields `earlier_resets` and `kitchens` stay empty.
     """
     # An episode with neither a success value nor a verdict on safety becomes a lost episode.
     is_known = scores.is_counted | scores.is_judged
@@ -174,6 +179,8 @@ def split_by_policy(
         known, unknown = (np.flatnonzero(is_of_policy & is_wanted).tolist() for is_wanted in (is_known, ~is_known))
         scored = scores.select_episodes(np.array(known, dtype=np.int64))
         judged_clauses, missing_clauses = split_clauses(scored)
+        _, is_missing = mark_clauses(scored, np.arange(len(scored)))
+        scored_ids = [scored.specs[column].spec_id for column in scored.scored_columns]
         result = PolicyResults(
             name=policy or UNNAMED,
             source=source,
@@ -185,14 +192,15 @@ def split_by_policy(
                 *(episode for episode in scores.absent if episode.policy == policy),
                 *(AbsentEpisode.from_row(headers[k], outcome=headers[k].outcome_label) for k in unknown),
             ),
-            left_out=tuple(left_out),
-            uncounted=tuple(uncounted),
+            left_out=tuple(left_out.get(policy, ())),
+            uncounted=tuple(uncounted.get(policy, ())),
             protocol=protocol,
             privileged=policy in privileged,
             changes=scored.changes,
             standin_suites=scored.standin_suites,
             judged_clauses=judged_clauses,
             missing_clauses=missing_clauses,
+            lacking=tuple(frozenset(compress(scored_ids, flags)) for flags in is_missing.T),
             left_out_clauses=(*provenance_marks.warn_of_left_out(scored), *provenance_marks.warn_of_logs(scored)),
         )
         results.append(result)

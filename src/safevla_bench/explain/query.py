@@ -18,16 +18,22 @@ from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.stl.evaluation import deciding_records
 from safevla_bench.stl.formula import Formula, cut_off_readings, has_placeholder, is_boolean_only, signal_names
-from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
+from safevla_bench.stl.robustness import (
+    hangs_on_empty_window,
+    hangs_on_infinite_values,
+    robustness,
+    settle_unknown,
+)
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import load_registry
-from safevla_bench.tasks.reasons import CUT_OFF, POSE_UNKNOWN, describe_reason
+from safevla_bench.tasks.reasons import CUT_OFF, NO_VALUE, POSE_UNKNOWN, describe_reason
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
 Decision = tuple[Verdict, str | None]  # a verdict and its reason (None for `satisfied` and `violated`)
 _CUT_OFF: Decision = ("no verdict", describe_reason(CUT_OFF))
+_NO_VALUE: Decision = ("no verdict", describe_reason(NO_VALUE))
 _POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
 
@@ -99,9 +105,10 @@ def _answer_for_view(formula: Formula, reading: RecordFields, earlier_count: int
     # `is_undecided` is true if the end or unknown values leave the verdict undecided.
     rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
     rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
-    no_verdict = _POSE_UNKNOWN if reading.has_lost_poses else _CUT_OFF
-    for episode, hangs_on_window in zip(judged.tolist(), hangs_on_empty_window(formula, judged_trace), strict=True):
-        decisions[episode] = no_verdict
+    causes = (hangs_on_empty_window(formula, judged_trace), hangs_on_infinite_values(formula, judged_trace))
+    for episode, hangs_on_window, hangs_on_infinite in zip(judged.tolist(), *causes, strict=True):
+        no_verdict = _NO_VALUE if hangs_on_infinite else _CUT_OFF
+        decisions[episode] = _POSE_UNKNOWN if reading.has_lost_poses else no_verdict
         if not is_undecided[episode]:
             decisions[episode] = _decide_verdict(formula, float(rho[episode]), hangs_on_window)
     # Obligations after the episode's end cannot decide a violation, so `lenient_formula` gives the deciding record.

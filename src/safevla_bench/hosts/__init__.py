@@ -35,6 +35,7 @@ GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"  # entry-point group of files that hold the tags of a host's tasks
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
+SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
 _REGISTRIES = PluginGroup(REGISTRIES, "task registry of host", "Registries", HostError)
 
 
@@ -123,10 +124,10 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     """Raise `HostError` unless a host with the abilities `supports` can start an episode of the task from this seed.
 
     A run checks all planned episodes before the first one starts, and a host checks each episode in `reset`. The
-    environment's seed and the index must be 0 or more. If the episode starts from an initial state of the task, the
-    index must be below the number of initial states. `wait_action` must be finite and have the length of `Task.still`.
-    `supports` must include each ability that the start needs: recorded states, placements, physics changes or drawn
-    starts.
+    environment's seed must be from 0 to 2**32 - 1, and the index 0 or more. If the episode starts from an initial state
+    of the task, the index must be below the number of initial states. `wait_action` must be finite and have the length
+    of `Task.still`. `supports` must include each ability that the start needs: recorded states, placements, physics
+    changes or drawn starts.
     """
     # The first checks concern optional abilities: recorded states, placements, physics changes and drawn starts.
     # `seed.placed` has pairs of a coordinate, such as `cup.x`, and its value [m].
@@ -154,9 +155,9 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
             default_action = ", ".join(f"{number:g}" for number in task.still)
             remedy = f"Give {len(task.still)} finite numbers; by default the task uses {default_action}."
             raise HostError(f"{full_name} cannot use this settling action: {error.problem}", remedy=remedy) from None
-    if seed.env_seed < 0:
-        problem = f"{full_name} cannot use the seed {seed.env_seed}, which is below 0"
-        raise HostError(problem, remedy="Give an environment seed of 0 or more.")
+    if not 0 <= seed.env_seed < SEED_END:
+        problem = f"{full_name} cannot use the seed {seed.env_seed}"
+        raise HostError(problem, remedy="Give an environment seed of 0 or more and below 2**32.")
     # `count` is the number of the task's fixed initial states; None if seeds draw the initial states.
     index, count = seed.init_state_index, task.init_states
     if index < 0 and (seed.drawn or not count):

@@ -206,13 +206,23 @@ class Ruleset:
     intervals: IntervalMethod = "default"
     """Method for confidence intervals of severities. The default method is valid for any distribution on [0, 1]."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
-    """The inputs of `load_ruleset`; None if the ruleset was constructed directly."""
+    """The inputs of `load_ruleset`; None if the ruleset was constructed directly, or got another library or registry by
+    `dataclasses.replace`."""
+    loaded: tuple[Library, Registry] | None = field(default=None, compare=False, repr=False)
+    """The library and the registry that `recipe` loads."""
 
     def __post_init__(self) -> None:
-        # Raise `RunError` if an option has another value than its choices.
+        # Raise `RunError` if an option has another value than its choices. `dataclasses.replace` copies the recipe, so
+        # adapt it to the new fields.
         require_choice("missing", self.missing, get_args(MissingFields))
         require_choice("applicability", self.applicability, get_args(ApplicabilityMode))
         require_choice("intervals", self.intervals, get_args(IntervalMethod))
+        if self.recipe is not None:
+            library, registry = self.loaded or (None, None)
+            options = {name: getattr(self, name) for name in ("capabilities", "missing", "applicability")}
+            is_described = library is self.library and registry is self.registry
+            recipe = msgspec.structs.replace(self.recipe, **options) if is_described else None
+            object.__setattr__(self, "recipe", recipe)  # the class is frozen
 
     @property
     def is_ablation(self) -> bool:
@@ -458,13 +468,15 @@ def load_ruleset(
         applicability=applicability,
         thresholds=tuple(thresholds),
     )
+    combined_registry = loader.load_registry(tuple(registry_files))
     return Ruleset(
         library=combined_library,
-        registry=loader.load_registry(tuple(registry_files)),
+        registry=combined_registry,
         capabilities=tuple(capabilities),
         missing=missing,
         applicability=applicability,
         registry_files=tuple(registry_files),
         intervals=intervals,
         recipe=recipe,
+        loaded=(combined_library, combined_registry),
     )

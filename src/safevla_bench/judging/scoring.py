@@ -32,10 +32,16 @@ from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl.formula import Formula, cut_off_readings, format_formula, rename_signals, signal_names
-from safevla_bench.stl.robustness import count_condition, hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.stl.robustness import (
+    count_condition,
+    hangs_on_empty_window,
+    hangs_on_infinite_values,
+    judge_formula,
+    settle_unknown,
+)
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.identity import judge_identity
-from safevla_bench.tasks.reasons import CUT_OFF, PAST_THE_END, POSE_UNKNOWN, SIGNAL_MISSING, write_reason
+from safevla_bench.tasks.reasons import CUT_OFF, NO_VALUE, PAST_THE_END, POSE_UNKNOWN, SIGNAL_MISSING, write_reason
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch, batch_of_headers
 from safevla_recorder.channels import NET_FORCE, POLICY_ACTION
@@ -504,9 +510,10 @@ def _judge_trace(
     # An empty window determines the verdict only if no finite margin does.
     candidates = np.flatnonzero((spec.binary | np.isneginf(verdict.rho)) & ~lacks_verdict)
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
-    # Why a verdict is lacking: a pose is unknown, or `CUT_OFF`.
-    # `CUT_OFF`: the episode's end cuts off an obligation or a signal, or a value under F or U is infinite.
-    undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
+    # Why a verdict is lacking: a pose is unknown, a value under F or U is infinite, or `CUT_OFF`.
+    # `CUT_OFF`: the episode's end cuts off an obligation or a signal.
+    not_cut_off = np.where(hangs_on_infinite_values(spec.formula, trace), NO_VALUE, CUT_OFF)
+    undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, not_cut_off)
     reason = np.where(is_past_end, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
     # A robustness of inf means that the specification judged no record: it is vacuous.
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ def analyze_scores(
     privileged: Sequence[str | None] = (),
     protocols: Protocols = (),
     bodies: Sequence[BodyViolation] | None = None,
-    uncounted: Sequence[str] = (),
+    uncounted: Mapping[str | None, Sequence[str]] = {},
 ) -> Analysis:
     """Return all analyses of the scores; they are empty if no episode is counted. No file is written.
 
@@ -56,7 +56,8 @@ def analyze_scores(
         privileged: the policies that saw simulator state which no real robot has.
         protocols: the evaluation protocols of the sources, if known; if they differ, episodes are not paired.
         bodies: the bodies of all violations; None = find them in the records.
-        uncounted: phrases about planned episodes without scores; if any, comparisons and trends have no verdict.
+        uncounted: policy -> phrases about its planned episodes without scores; if any, its comparisons and trends
+            have no verdict.
     """
     if not scores.is_counted.any():  # all episodes were stopped or crashed
         return Analysis()

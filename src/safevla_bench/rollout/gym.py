@@ -22,7 +22,7 @@ except ModuleNotFoundError:
     lacking = "safevla_bench.rollout.gym needs gymnasium, which is not installed"
     raise SafevlaError(lacking, remedy=install_command("gym")) from None
 
-from safevla_bench.hosts import make_host, registry_files
+from safevla_bench.hosts import SEED_END, make_host, registry_files
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
@@ -37,7 +37,6 @@ Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"  # id under which this module registers `make_env` in Gymnasium's registry
 _WAIT_STEPS = 10  # number of steps after a reset in which the scene settles
 _INDEX_OPTION = "init_state_index"
-_SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
@@ -121,7 +120,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         if unknown or not is_integer((options or {}).get(_INDEX_OPTION, 0)):
             remedy = f"The only option is {_INDEX_OPTION}, a whole number."
             raise HostError(f"reset cannot use the options {options}", remedy=remedy)
-        if seed is not None and not (is_integer(seed) and 0 <= int(seed) < _SEED_END):
+        if seed is not None and not (is_integer(seed) and 0 <= int(seed) < SEED_END):
             raise HostError(f"the seed is {seed!r}", remedy="Give a whole number from 0 to 2**32 - 1.")
         super().reset(seed=None if seed is None else int(seed))
         state_count = self._task.init_states or 2**31  # without a list of initial states, any index is valid

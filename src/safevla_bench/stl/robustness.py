@@ -122,6 +122,18 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     return settled, is_undecided
 
 
+def hangs_on_infinite_values(formula: syntax.Formula, trace: Trace) -> Bools:
+    """Return whether infinite values alone can leave each episode without a verdict, [E]: a signal has no value in some
+    record, no value is unknown, and the episode's end cannot cut off an obligation of the formula.
+    """
+    kept, broken = syntax.cut_off_readings(formula)
+    has_infinite, has_unknown = (
+        np.logical_or.reduceat(np.logical_or.reduce([np.zeros(trace.starts[-1], np.bool_), *masks]), trace.starts[:-1])
+        for masks in ([np.isinf(values) for values in trace.signals.values()], trace.unknown.values())
+    )
+    return has_infinite & ~has_unknown & (kept == broken)
+
+
 @np.errstate(all="ignore")
 def _settle_episodes(
     formula: syntax.Formula, trace: Trace, rho: Floats, can_one_satisfy: bool, binary: bool

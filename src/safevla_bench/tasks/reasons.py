@@ -13,7 +13,7 @@ from safevla_bench.tasks.entries import Registry
 
 NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other_limit", "other_suites"
 CAPABILITIES, SIGNAL_MISSING = "capabilities", "signal_missing"
-UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "pose_unknown"
+UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN, NO_VALUE = "past_the_end", "cut_off", "pose_unknown", "no_value"
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
 NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # codes for episodes with unknown phases
 SOME_PHASES = "some_phases"  # code in tables, not in files: the clause is judged only in some phases of a task

@@ -281,10 +281,12 @@ def _refuse(header: Header, field: str, problem: str, remedy: str, step: int | N
 
 
 def _check_header(header: Header) -> None:
-    # Raises `RecordError` if the header has an invalid integer, version, outcome, control step or torque limit.
+    # Raises `RecordError` if the header has an invalid integer, policy, version, outcome, control step or torque limit.
     for name in _INTEGERS:
         if problem := describe_invalid_integer(name, getattr(header, name)):
             _refuse(header, name, problem, "Write a valid integer, or leave the field out.")
+    if header.policy is not None and not header.policy.strip():  # outputs show it like a record without a policy
+        _refuse(header, "policy", "the policy's name is blank", "Name the policy, or leave the field out.")
     if header.schema_version != header.expected_version:
         remedy = (
             "This version of safevla-bench reads version 1, or 2 for records with `arms`; newer versions may read more."
@@ -445,6 +447,12 @@ def _check_contacts(batch: Batch) -> None:
         _require_valid_contacts(batch, np.isfinite(values) | ~is_required, name, "{value} is not a finite number")
         _require_valid_contacts(batch, ~(values < 0), name, "{value} is negative")
         _require_valid_contacts(batch, ~(values > largest), name, "{value} is implausibly large")
+    # Archives drop a `force_n` that the header does not list, unless it only repeats the net force.
+    lists_force = np.array(["force_n" in header.recorded_forces for header in batch.headers], dtype=np.bool_)
+    is_listed = np.repeat(np.repeat(lists_force, batch.lengths), np.diff(contacts.starts))
+    unlisted = "{value} is recorded, but the header's `forces` does not list force_n"
+    remedy = "Add force_n to the header's `forces`, or leave `forces` out if contacts have no net_force_n."
+    _require_valid_contacts(batch, is_listed | (contacts.force_n == contacts.net_force_n), "force_n", unlisted, remedy)
     for item in np.flatnonzero(contacts.a == contacts.b)[:1]:  # report only the first contact within a body
         remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import numpy as np
 import pytest
+from PIL import Image
 
 mujoco = pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")
 
@@ -79,6 +83,19 @@ def test_a_mesh_has_the_texture_s_colors_and_stands_where_its_corners_were_given
     inside_part = mesh.corners_m @ turn.reshape(3, 3).T + piece.pos_m
     corners = {tuple(np.round(point, 4) + 0.0) for point in inside_part}
     assert corners == {(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)}
+
+
+def test_a_texture_of_one_channel_is_gray():
+    content = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 51, dtype=np.uint8)).save(content, format="png")
+    # MuJoCo 3.2.3 refuses a model whose last texture has one channel.
+    painted = '<texture name="halves" type="2d" file="gray.png" nchannel="1"/><texture type="2d" builtin="flat" '
+    text = re.sub("<texture.*width", f'{painted} name="last" width', MODEL)
+    model = mujoco.MjModel.from_xml_string(text, {"gray.png": content.getvalue()})
+    assert model.tex_nchannel.tolist() == [1, 3]
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance())
+    assert geometry.shapes[0].rgba == pytest.approx((0.2, 0.2, 0.2, 1))
+    assert {tuple(color) for color in geometry.meshes[0].colors.tolist()} == {(51, 51, 51)}
 
 
 def test_the_camera_is_the_host_s(model):

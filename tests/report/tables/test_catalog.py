@@ -79,6 +79,11 @@ def test_names_of_tables_make_distinct_files():
     assert all(name and "/" not in name for name in names)
 
 
+def test_tables_of_suites_whose_names_are_alike_in_files_have_distinct_names():
+    names = [table.name for table in tables_of(suites("a", "a!", "a-2", "a--2"), "main")]
+    assert names == ["main-a", "main-a-2", "main-a-2-2", "main-a-2-3"]
+
+
 def test_auxiliary_runs_are_beside_the_others_in_tables_of_violations():
     tables = tables_of(joined(suites("libero-goal"), suites("robocasa-pnp", policy="b")), "violations")
     assert [table.title.split(": ")[1] for table in tables] == ["LIBERO", "auxiliary runs"]

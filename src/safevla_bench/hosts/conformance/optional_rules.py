@@ -272,6 +272,8 @@ class OptionalRules(HostRules):
         paths = tracked_paths(batch)
         require(body in paths, f"{trial}: {body} was moved, but its pose is not recorded.")
         states = [observation.privileged for observation in run.observations if observation.privileged]
+        failure = f"{trial}: {body} was moved, but the privileged state lacks its position."
+        require(all(body in state.body_pos_m for state in states), failure)
         seen_path_m = np.array([state.body_pos_m[body] for state in states])
         # The body's true path, [records, 3]; None if neither privileged state nor a coordinate gives it.
         path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)

@@ -403,7 +403,7 @@ class PhysicsRules(HostRules):
     def test_what_rests_is_carried_by_its_weight(self) -> None:
         """Fail unless the last record of the hook `set_down` fits a body at rest. The net force must equal the body's
         weight, and `net_impulse_ns` the weight times `dt`, both within 5 %. `impulse_ns` must be 0.95 to 2 times the
-        weight times `dt`. Unknown values pass.
+        weight times `dt`. Unknown values pass; skipped if all are unknown.
         """
         # The hook puts a body down and waits until it rests. Its result is the body's name and mass.
         run = self.run_hook("set_down")
@@ -411,8 +411,10 @@ class PhysicsRules(HostRules):
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
         # Sums over the body's contacts in the last record: force [N], and impulses in one control step [N·s].
         # A contact's net values are norms of vector sums; its `impulse_ns` is a sum of norms. NaN = unknown.
-        net_n, impulse_ns, net_impulse_ns = _sum_contacts(batch, body)
-        require(impulse_ns > 0 or net_n > 0, f"{body} was put down, but the last record has no contact under it.")
+        sums = net_n, impulse_ns, net_impulse_ns = _sum_contacts(batch, body)
+        if np.isnan(sums).all():
+            pytest.skip("the record has neither net forces nor impulses of contacts")
+        require(any(value > 0 for value in sums), f"{body} was put down, but the last record has no contact under it.")
         if not np.isnan(net_n):
             failure = f"{body} weighs {weight_n:g} N, but at rest the net force on it is {net_n:g} N."
             require(abs(net_n / weight_n - 1) <= _FORCE_TOLERANCE, failure)

@@ -379,12 +379,13 @@ def _read_color_and_texture(model: mujoco.MjModel, material_id: int, rgba: NDArr
 
 
 def _texture_image(model: mujoco.MjModel, texture_id: int) -> NDArray[np.uint8]:
-    # Returns a texture as an image [H, W, channels], uint8. MuJoCo keeps all textures in the array `tex_data`.
+    # Returns a texture as an image [H, W, 3 or 4], uint8. MuJoCo keeps all textures in the array `tex_data`.
     height, width, channels = (
         int(array[texture_id]) for array in (model.tex_height, model.tex_width, model.tex_nchannel)
     )
     start = int(model.tex_adr[texture_id])
-    return np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
+    image = np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
+    return image if channels > 2 else np.repeat(image[..., :1], 3, axis=2)  # a gray texture has one channel
 
 
 def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.TriangleMesh:

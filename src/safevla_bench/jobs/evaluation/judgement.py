@@ -25,7 +25,7 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES, read_description, recorded_code
 from safevla_bench.sources.runs.policy_names import NamedSource
-from safevla_bench.sources.runs.sources import open_sources
+from safevla_bench.sources.runs.sources import LeftOut, open_sources
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.text import describe_lookalikes, warn_once
@@ -304,17 +304,36 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 def describe_losses(judged: Judged) -> list[str]:
     """Return a phrase for each cause of missing scores, such as invalid episodes. Leave out crashes."""
-    return _describe_interruptions(judged) + judged.left_out.describe_kinds()
+    return _describe_interruptions(judged.interrupted_run_count) + judged.left_out.describe_kinds()
 
 
-def describe_uncounted(judged: Judged) -> list[str]:
-    """Return a phrase for each reason why planned episodes are missing from all counts, even of unknown values."""
-    return _describe_interruptions(judged) + judged.left_out.describe_uncounted()
+def describe_uncounted(judged: Judged) -> dict[str | None, list[str]]:
+    """Return policy -> a phrase for each reason why planned episodes of the policy's sources are missing from all
+    counts, even of unknown values.
+    """
+    return {
+        policy: _describe_interruptions(run_count) + left_out.describe_uncounted()
+        for policy, (run_count, left_out) in _count_losses(judged).items()
+    }
 
 
-def _describe_interruptions(judged: Judged) -> list[str]:
+def _count_losses(judged: Judged) -> dict[str | None, tuple[int, LeftOut]]:
+    # Return policy -> the number of interrupted runs and the counts of episodes left out, over the policy's sources.
+    # A source in which no policy is known counts for every policy.
+    policies_by_source = [
+        {*(judged.headers[k].policy for k in indices), *(absent.policy for absent in source.all_absent)}
+        for source, indices in judged.records.by_source()
+    ]
+    losses = {}
+    for policy in set[str | None]().union(*policies_by_source):
+        own = [k for k, policies in enumerate(policies_by_source) if not policies or policy in policies]
+        run_count = sum(judged.sources[k].is_interrupted for k in own)
+        losses[policy] = run_count, judged.records.count_left_out(own)
+    return losses
+
+
+def _describe_interruptions(run_count: int) -> list[str]:
     # Return a list of one phrase; [] if no run was interrupted.
-    run_count = judged.interrupted_run_count
     runs_were = "1 run was" if run_count == 1 else f"{run_count} runs were"
     return [f"{runs_were} interrupted before the last episode"] if run_count else []
 
@@ -405,7 +424,10 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
         source,
-        left_out=describe_losses(judged),
+        left_out={
+            policy: _describe_interruptions(run_count) + left_out.describe_kinds()
+            for policy, (run_count, left_out) in _count_losses(judged).items()
+        },
         uncounted=describe_uncounted(judged),
         protocol=protocol,
         privileged=judged.privileged,

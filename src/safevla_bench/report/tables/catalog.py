@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 import msgspec
 
@@ -303,13 +304,13 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         suites = ", ".join(dict.fromkeys(cell.suite or "" for cell in inputs.cells)) or "any suite"
         remedy = f"The paper has rows in the tables {PUBLISHED_TABLES}, for suites of LIBERO and RoboCasa."
         raise RunError(f"for these tables, the paper prints no results on {suites}", remedy=remedy)
-    # A table's name is the name of a file, so the second and later tables of a name get a number.
-    name_counts: Counter[str] = Counter()
-    for k, table in enumerate(tables):
-        name_counts[table.name] += 1
-        if name_counts[table.name] > 1:
-            tables[k] = replace(table, name=f"{table.name}-{name_counts[table.name]}")
-    return tables
+    # A table's name is the name of a file, so the second and later tables of a name get a number that makes it unique.
+    named: dict[str, Table] = {}
+    for table in tables:
+        numbered = chain([table.name], (f"{table.name}-{number}" for number in range(2, len(tables) + 2)))
+        name = next(name for name in numbered if name not in named)
+        named[name] = replace(table, name=name)
+    return list(named.values())
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:

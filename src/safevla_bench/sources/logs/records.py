@@ -459,15 +459,18 @@ def _joint_order(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-# Signs that may change an instruction's meaning, such as a percent sign, a minus sign or a decimal point.
-_MEANINGFUL = re.compile(r"[/\\#%&*@‰°]|(?<!\w)[-\u2010-\u2015\uff0d]\s*\.?\w|\.\d")
+# Signs that may change an instruction's meaning, such as a percent sign, a minus sign or a decimal point. Next to a
+# number, these are also marks such as 3' and 3", and all signs between two digits, such as 1:2, except one hyphen.
+_MEANINGFUL = re.compile(
+    r"[/\\#%&*@‰‱٪؉؊°]|(?<!\w)[-\u2010-\u2015]\s*\.?\w|\.\d|\d['\"′″’”]|\d(?!-\d)(?:[^\w\s\u2044]+|\s*:\s*)\d"
+)
 
 
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     """Return a task id for each instruction or file name: its words (letters, marks, numbers) joined by hyphens.
 
     Letters of all scripts are kept, in lower case and in Unicode's composed form (NFC). The id ends in a digest of the
-    text if the id leaves out symbols, a minus sign or a decimal point, or if an earlier text has the same id.
+    text if the id leaves out symbols or other signs with a meaning, or if an earlier text has the same id.
     """
     tasks: dict[str, str] = {}
     for text in texts:
@@ -475,7 +478,8 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
         # Unicode's categories L, M and N are letters, marks and numbers; S are symbols.
         words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # punctuation becomes space
         task = "-".join(words.split()) or "task"
-        loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(plain)
+        narrow = unicodedata.normalize("NFKC", plain)  # wide signs, such as ％, become ordinary signs
+        loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(narrow)
         if loses_meaning:  # without a digest, `pick -5` in one log and `pick 5` in another would be the same task
             task += f"-{_digest(' '.join(plain.split()).rstrip('.!?'))}"
         tasks.setdefault(text, f"{task}-{_digest(text)}" if task in tasks.values() else task)

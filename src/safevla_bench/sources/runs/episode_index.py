@@ -62,6 +62,7 @@ class EpisodeIndex:
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
     lost: tuple[AbsentEpisode, ...]  # episodes in a run's table whose records were lost in a damaged file
+    problem_sources: tuple[int, ...] = ()  # index of each problem's source
     kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if all fit into `KEPT_BYTES`
 
     def __len__(self) -> int:
@@ -98,6 +99,12 @@ class EpisodeIndex:
     def left_out(self) -> LeftOut:
         """Counts of the episodes that are not in the index, because they are invalid, lost or missing."""
         return LeftOut.from_problems(self.problems, self.sources)
+
+    def count_left_out(self, sources: Sequence[int]) -> LeftOut:
+        """Return the counts of `left_out` for the sources with these indices."""
+        located = zip(self.problems, self.problem_sources, strict=False)
+        problems = [problem for problem, source in located if source in sources]
+        return LeftOut.from_problems(problems, [self.sources[k] for k in sources])
 
     @property
     def absent(self) -> list[AbsentEpisode]:
@@ -231,6 +238,7 @@ class Scan:
         # The results: facts about each valid episode, errors, and planned episodes whose record was lost.
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
+        self._problem_sources: list[int] = []  # index of each problem's source
         self._lost: list[AbsentEpisode] = []
         self._shared_values: dict[tuple[str, object], Any] = {}  # (field, value) -> the value's only copy in memory
         # Batches of each source; None once all batches together exceed `KEPT_BYTES`.
@@ -248,7 +256,14 @@ class Scan:
         for _ in self._batches:
             pass
         kept = None if self._kept is None else tuple(self._kept)
-        return EpisodeIndex(tuple(self.sources), tuple(self._notes), tuple(self._problems), tuple(self._lost), kept)
+        return EpisodeIndex(
+            sources=tuple(self.sources),
+            notes=tuple(self._notes),
+            problems=tuple(self._problems),
+            lost=tuple(self._lost),
+            problem_sources=tuple(self._problem_sources),
+            kept=kept,
+        )
 
     def _read_batches(self) -> Iterator[Batch]:
         # Yields merged batches of valid episodes, and keeps them while all of them fit into `KEPT_BYTES`.
@@ -269,6 +284,7 @@ class Scan:
             if isinstance(batch, RecordError):
                 self._spend(_ERROR_BYTES, source)
                 self._problems.append(batch)
+                self._problem_sources.append(source_index)
                 if isinstance(batch, DamageError):
                     damaged_ids.add(batch.place.episode)
                     place += batch.episodes or 0  # number of lost episodes; None = unknown

@@ -136,6 +136,11 @@ class RecordSource:
     # Differences of a complete run from its plan. Missing episodes are also in `absent`.
     plan: run_folder.PlanDifference = _AS_PLANNED
 
+    @property
+    def all_absent(self) -> tuple[run_folder.AbsentEpisode, ...]:
+        """The planned episodes without a record, and those that must have a record, as far as they are known."""
+        return *self.absent, *(self.expected or ())
+
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with policies renamed in its records and absent episodes, but not in its run.json. Policies
         that are not in `names` keep their names.
