@@ -121,7 +121,7 @@ _MAX_PARTS = 16
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text from an untrusted source. Raises `ValueError` or `RecursionError` for invalid TOML. Raises
-    `ValueError` for a key of more than 16 parts: the time and memory of `tomllib` grow with the square of their number.
+    `ValueError` for a key of more than 16 parts: for n parts, `tomllib` needs time and memory proportional to n².
     """
     if text.count(".") < _MAX_PARTS:
         return tomllib.loads(text)  # with so few dots, no key has too many parts

@@ -38,7 +38,7 @@ _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(f
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
     """In the `with` block, trust the code and files that `files` name. Messages suggest `--trust` for `command`."""
-    # `_trust` is a context variable, so that other threads are not affected. The token restores its former value.
+    # `_trust` is a context variable, so that other threads are not affected. `token` restores the former value.
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -118,7 +118,7 @@ class PluginGroup:
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Return the objects of the entry points with that name, or () if there are none. Raises `PluginError`."""
+        """Return the objects of the entry points with this name; () = no plug-in has it. Raises `PluginError`."""
         # Several distributions may declare an entry point with the same name. Loading imports its module.
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
@@ -183,5 +183,5 @@ class PluginGroup:
 
 def _distribution_name(entry: EntryPoint) -> str:
     # Returns the name of the installed distribution that provides the entry point.
-    # If the entry point does not know it, returns a phrase for messages instead.
+    # If the entry point does not know the distribution, returns a phrase for messages instead.
     return entry.dist.name if entry.dist else "an unnamed distribution"

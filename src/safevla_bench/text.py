@@ -171,7 +171,7 @@ def break_log_commands(text: str) -> str:
     >>> break_log_commands("::error::a::b ##[group]")
     ': :error::a::b # #[group]'
     """
-    # Each match ends with the first character of a mark. It is kept, and a space is added after it.
+    # Each match ends with the first character of a mark. Keep this character, and add a space after it.
     return _LOG_COMMANDS.sub(r"\g<0> ", text)
 
 
@@ -232,7 +232,7 @@ _LOOKALIKES = str.maketrans(  # maps Cyrillic and Greek letters and punctuation 
 
 
 def describe_lookalikes(plural: str, names: Iterable[str]) -> list[str]:
-    """Return a sentence for each group of names that differ but look the same. `plural` is the noun for their owners.
+    """Return a sentence for each group of names that differ but look the same, such as names of policies (`plural`).
 
     >>> describe_lookalikes("policies", ["a b", "a  b", "c"])
     ["The names of these policies look alike and are different: 'a b', 'a  b'."]
@@ -251,7 +251,7 @@ _TAIL_CHARACTERS = 36  # number of characters kept at the end of a long name, be
 
 
 def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
-    """Return the name, or only its beginning and end if it is longer than `longest` characters.
+    """Return the name. If the name has more than `longest` characters, return only the beginning and the end.
 
     >>> shorten_name("a" * 200, 50)
     'aaaaaaaaaaa … aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
@@ -285,9 +285,9 @@ _TYPES = {  # msgspec's name of a type -> the type in plain words
 
 
 def explain_mismatch(error: Exception) -> tuple[str, str]:
-    """Return an error of msgspec's conversion in plain words, and the value's path, such as `$.steps[3].t`."""
+    """Return an error of msgspec's conversion in plain words, and the path of the wrong value: `$.steps[3].t`."""
     text = str(error)
-    # msgspec ends a message with the path, unless the outermost value is wrong; then the path is "".
+    # msgspec ends a message with the path. If the outermost value is wrong, the message has no path; return "".
     located = re.fullmatch("(.*) - at `(?:key` in `)?([$][^`]*)`", text, re.DOTALL)
     problem, path = located.groups() if located else (text, "")
     key_error = re.fullmatch("Object (contains unknown|missing required) field `(.*)`", problem, re.DOTALL)
@@ -350,7 +350,7 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
 
 
 def terminal_width() -> int:
-    """Return the line width in characters: COLUMNS, else the terminal's width, else a million for a pipe or a file."""
+    """Return the line width in characters: COLUMNS if set, or the width of the terminal; a million without both."""
     # The argument is the size (columns, lines) for an output that is not a terminal.
     return shutil.get_terminal_size((10**6, 24)).columns
 

@@ -52,7 +52,7 @@ class RecordableEnv(ABC):
     wait_steps: int  # number of settling steps in this simulator's usual evaluation loops
     action_size: int
     identity = TaskIdentity()
-    unstable_steps = 0  # number of MuJoCo's resets of unstable states before the initial state was set
+    unstable_steps = 0  # how often MuJoCo reset an unstable state before the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
         # `env` is robosuite's environment, and `task` has the names for its episodes.
@@ -131,7 +131,7 @@ class RecordableEnv(ABC):
     ) -> dict[str, object]:
         """Return the header that `safevla eval` would write, without the facts that only `safevla eval` knows."""
         # `recorder` has the episode's records. `env_seed` is the seed of the reset before the episode (None = unknown),
-        # `index` the index of its initial state (None = unknown). `self.task` has the names for this task's episodes,
+        # `index` the index of the initial state (None = unknown). `self.task` has the names for this task's episodes,
         # and `self.identity` the hashes of the task's definition and of the simulator's code.
         return episode_header(
             replace(self.task, instruction=self.instruction()),
@@ -162,7 +162,7 @@ def episode_header(
     """Return an episode's header. `index` is the index of the initial state; None = unknown.
 
     `fields` are the other `HEADER_FIELDS`: `dt` [s], `target_object`, `embodiment`, `versions`, `dropped_pairs`.
-    `episode_id` is `BENCHMARK/TASK_ID/init_NNN`, or ends with `init_unknown` without an index.
+    `episode_id` is `BENCHMARK/TASK_ID/init_NNN`. If the index is unknown, the last part is `init_unknown`.
     """
     start = "unknown" if index is None else f"{index:03d}"
     return {
@@ -216,7 +216,8 @@ def openblas_kernel() -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed packages in `names` and of safevla-bench (if missing, safevla-recorder)."""
+    """Return the versions of the installed packages in `names` and of this project's package, by name."""
+    # This project's package is safevla-bench or, if that is not installed, safevla-recorder.
     versions: dict[str, str] = {}
     for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -230,13 +231,13 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_layer(env: object, kind: type[Layer]) -> Layer | None:
-    """Return the outermost object of type `kind` among `env` and the objects that it wraps; None if there is none."""
+    """Return the outermost object of type `kind` among `env` and its inner objects; None = no object has this type."""
     return next((layer for layer in _env_layers(env, kind) if isinstance(layer, kind)), None)
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env` and its inner objects, outermost first: attributes named in `_INNER_ATTRIBUTES` or of type `kind`."""
-    # Such attributes may contain a wrapped environment. At most `_MAX_LAYERS` objects are visited.
+    """Yield `env` and its inner objects, outermost first. At most `_MAX_LAYERS` objects are visited."""
+    # An inner object is an attribute that has a name in `_INNER_ATTRIBUTES`, or a value of type `kind`.
     seen: list[object] = []
     to_visit = [env]
     while to_visit and len(seen) < _MAX_LAYERS:
@@ -259,18 +260,18 @@ def _read_attribute(layer: object, name: str, default: object = None) -> object:
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether `env` is probably a wrapper whose first reset will make the inner environment."""
+    """Return whether `env` is probably a wrapper that makes its inner environment at the first reset."""
     if _read_attribute(env, "reset") is None:  # an object without `reset` is not a wrapper
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
-    layers = _env_layers(env, type(None))  # no layer has the type of None, so only `_INNER_ATTRIBUTES` count
+    layers = _env_layers(env, type(None))  # only None has this type, so inner objects are found by name only
     # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
     return any(_read_attribute(layer, name, absent) is None for layer in layers for name in _INNER_ATTRIBUTES)
 
 
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
-    """Call `on_made` with each instance of the classes `kinds`, or of a subclass, that is made in the `with` block."""
+    """Call `on_made` with each new instance of a class in `kinds`, or of a subclass, during the `with` block."""
     # The call follows the `__init__` of the class in `kinds`; the `__init__` of a subclass may not have finished yet.
     # `hook_call` passes the result of `__init__` (None), the new instance, and the other arguments of `__init__`.
     hooks = [hook_call(kind, "__init__", after=lambda _, instance, *__, **___: on_made(instance)) for kind in kinds]
@@ -315,7 +316,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
 
 @dataclass(frozen=True)
 class LoopRules:
-    """Facts about a loop that only its author knows; None means that a fact is unknown."""
+    """Facts that only the author of a loop knows; None means that a fact is unknown."""
 
     policy: str
     wait_steps: int
@@ -335,7 +336,7 @@ class _RunningEpisode:
     detach: Undo
     fixtures: dict[str, list[float]] | None  # poses of fixtures; None if the seed and initial state determine them
     earlier_seed: dict[str, int]
-    """The last seed, and the number of resets between it and this episode's reset; empty if this reset used a seed."""
+    """The last seed, and how many resets followed it before this episode's reset; empty if this reset had a seed."""
     states_set: int  # number of initial states that were set since the last reset
     steps: int = 0
     costs: list[object] = field(default_factory=list)
@@ -417,12 +418,12 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_interruption(self) -> None:
-        """End the running episode, if any, because the loop resets or closes the environment, or sets a state. The
-        outcome is `stopped` if the episode has fewer steps than a given horizon, else `timeout`.
+        """End the running episode, if any, because the loop resets or closes the environment, or sets a state. If the
+        horizon is known and the episode is shorter, the outcome is `stopped`. Otherwise, it is `timeout`.
         """
         if self._running is None:
             return
-        # `horizon` is the number of steps after which the loop gives up. If it is None (unknown), assume it gave up.
+        # The loop gives up after `horizon` steps. If `horizon` is None (unknown), assume that the loop gave up.
         steps, horizon = self._running.steps, self._rules.horizon
         if horizon is None or steps >= horizon:
             self._end_episode("timeout")
@@ -438,7 +439,7 @@ class EpisodeCutter:
     @_run_guarded
     def on_reset(self) -> None:
         """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
-        # `unstable_steps` is the number of MuJoCo's own resets of unstable states, which a reset sets to 0.
+        # `unstable_steps` counts MuJoCo's own resets of unstable states; a reset of the environment sets it to 0.
         self._awaits_reset = False
         self._settling_steps = self._env.unstable_steps = self._states_set = 0
         self._init_state_index = None
@@ -511,7 +512,7 @@ class EpisodeCutter:
 
     @_run_guarded
     def on_error(self, error: BaseException) -> None:
-        """End any running episode: as `crashed`, with a traceback, for an `Exception`; else as `stopped`."""
+        """End any running episode. An `Exception` gives the outcome `crashed`, any other error `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -582,7 +583,7 @@ class EpisodeCutter:
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
         # End the running episode, and pass its row and its encoded record (`content`) to `_keep`.
-        # `reason` says why it was stopped or why its action is invalid.
+        # `reason` says why the episode was stopped, or why an action is invalid.
         # If the record is invalid or cannot be encoded, only its row is kept, with the outcome `crashed`.
         running = self._pop_running_episode()
         try:
@@ -615,7 +616,7 @@ class EpisodeCutter:
             episode.STATES_SET: running.states_set if running.states_set > 1 else None,
             episode.SIMULATION: self._env.read_simulation(),
         }
-        # Leave out empty fields, except empty `fixtures`: they record that the scene has no fixtures.
+        # Leave out empty fields. Keep an empty `fixtures`, which means that the scene has no fixtures.
         known_loop_fields = {name: value for name, value in loop_fields.items() if value}
         if running.fixtures is not None:
             known_loop_fields[episode.FIXTURES] = running.fixtures
@@ -629,7 +630,7 @@ class EpisodeCutter:
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        # Log that an episode crashed after `steps` steps, and pass its row to `_keep`; None = there is no record.
+        # Log that an episode crashed after `steps` steps. Pass its row to `_keep`, with None instead of a record.
         # The row has the whole `reason`; if this is a traceback, the log has only the exception's line and its remedy.
         log_reason = reason
         if "Traceback (most recent call last)" in reason:  # a reason without a traceback is a short message

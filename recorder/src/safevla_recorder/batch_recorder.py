@@ -44,12 +44,12 @@ from safevla_recorder.recorder import (
 Array = Any  # a NumPy array, a torch tensor, or another value that `numpy.asarray` accepts
 _BLOCK = 64  # number of control steps in a block of `StepTables`
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Keys of a pair's forces in N: the peak and the sum over substeps with contact, and the force in the last substep."""
+"""Keys of a pair's forces in N: peak and sum over substeps in which contacts count; the force in the last substep."""
 BatchPose = Tuple[Array, "Array | None"]
 """One body's poses in N worlds: positions [N, 3] in m; quaternions [N, 4] wxyz, or None if there are only positions."""
 _SNAPSHOT, _ACTION = "snapshot", "action"
 _PART_POSITIONS, _PART_QUATERNIONS = "part_pos", "part_quat"
-# Arrays with one vector for each of several bodies or parts, and the sizes of these vectors.
+# For each array with the joined vectors of several bodies or parts: the size of one vector.
 _VECTOR_SIZES = {"body_pos_m": 3, "body_quat_wxyz": 4, _PART_POSITIONS: 3, _PART_QUATERNIONS: 4}
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
 # The values that are accumulated over the substeps of a control step.
@@ -81,10 +81,10 @@ class BatchRecorder:
         self._timeline = StepTables(self._arrays, self.num_envs)  # one row of values per control step
         self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
         self._subgoal_names: tuple[str, ...] = ()
-        self._array_sizes: dict[str, int] = {}  # maps each array to its number of values in a row, in order
+        self._array_sizes: dict[str, int] = {}  # array -> number of its values in a row, in the order of the row
         self._action_size: int | None = None
         self._substeps = 0  # number of substeps in the current control step
-        self._last_row_of: dict[int, int] = {}  # maps a number of substeps in a step to its last row
+        self._last_row_of: dict[int, int] = {}  # substeps in a control step -> last row of such a step
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
         # How many substeps without contact a pair needs before its contacts count, and how many it still needs, [N, K].
         # 0 = the pair's contacts count now, inf = they never count.
@@ -138,8 +138,8 @@ class BatchRecorder:
         snapshot = self._collect_arrays(poses, eef, state, parts, subgoals)
         norms = self._read_norms(net_force_n)
         if norms is not None:
-            # After how many substeps without contact a pair's contacts count depends on whether it touches in record 0.
-            # 0 = they count now, inf = they never count.
+            # A pair's contacts count after `needed` substeps without contact; 0 = always, inf = never.
+            # This number depends on whether the pair touches in record 0.
             needed_if_apart, needed_if_touching = map(arrays.share, self._pairs.needed_substeps)
             needed = arrays.xp.where(norms > 0, needed_if_touching, needed_if_apart)
             self._substeps_needed[worlds] = self._substeps_left[worlds] = needed[worlds]
@@ -247,7 +247,7 @@ class BatchRecorder:
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
         # Return the norms [N, K] in N of the forces of the declared pairs; None if no pair is declared.
-        # Raise an error if forces are passed without declared pairs, or are missing with them.
+        # Raise an error for forces without declared pairs, and for declared pairs without forces.
         pair_count = self._pairs.count
         if (net_force_n is None) != (pair_count == 0):
             verb = "are missing" if net_force_n is None else "are passed"
@@ -258,8 +258,8 @@ class BatchRecorder:
     def _collect_arrays(
         self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
     ) -> dict[str, Array]:
-        # Return the passed arrays by name, each [N, size]. The positions of all bodies are joined into one array,
-        # and so are the orientations, and the arrays of parts and sub-goals. See `begin` for the arguments.
+        # Return the passed arrays by name, each [N, size]. See `begin` for the arguments.
+        # The positions of all bodies are joined into one array. Orientations and sub-goals are joined, too.
         self._scene.require_parts(len(parts))  # raises an error for a wrong number of parts
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         self._scene.require_roles(poses)  # raises an error for a body without a role
@@ -293,7 +293,7 @@ class BatchRecorder:
         return snapshot
 
     def _join_arrays(self, rows: Mapping[str, Array]) -> Array:
-        """Return the arrays in `rows` as one row per world, [N, F], in the order of record 0."""
+        """Join the arrays in `rows`, in the order of record 0. Return one row per world, [N, F]."""
         # `rows` maps the name of an array to its values [N, size]; `F` is the sum of the sizes.
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
@@ -339,8 +339,8 @@ class BodyPairs:
     grips: Mapping[int, tuple[Bools, Bools]]
     """For each body that can be held, two masks [K]: its pairs with the first finger group, and with the second."""
     needed_substeps: Floats
-    """Number of successive substeps without contact after which a pair's contacts count, [2, K]: row 0 for pairs that
-    do not touch in record 0, row 1 for pairs that do. 0 = contacts always count, inf = they never count."""
+    """Number of successive substeps without contact after which a pair's contacts count, [2, K]. Row 0 applies if the
+    pair does not touch in record 0, row 1 if it does. 0 = contacts always count, inf = they never count."""
     mechanical: frozenset[tuple[int, int]]  # body pairs whose contacts never count
     resting: frozenset[tuple[int, int]]  # body pairs whose contacts are dropped if they touch in record 0
 
@@ -351,12 +351,12 @@ class BodyPairs:
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
-        """Return the contacts of `R` records from peaks and sums [R, K] of the forces in N that count as contacts."""
+        """Return the contacts of `R` records, given each pair's peak and sum [N] of the forces that count, [R, K]."""
         # A pair has a contact in a record if its peak is not 0. `total` is the sum of the forces over the substeps.
         # `self.bodies` [2, K] has the indices of each pair's two bodies, the lower one first.
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
-        pair = order[column]  # the number of each contact's pair
+        pair = order[column]  # the index of each contact's pair
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
         impulse[record == 0] = np.nan  # record 0 is a single instant, without impulses
         lower, higher = self.bodies[:, pair]
@@ -382,9 +382,9 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     """Return the declared pairs of a scene's shapes. Raises `HostError` if `BatchRecorder` cannot use the pairs."""
     # The pairs are invalid if a shape is unknown, a pair has only one body, or two pairs have the same bodies.
     # If the scene has fingers and any pairs, then some body must have pairs with both finger groups.
-    # For each shape, `geoms` has the index of the body that owns it (`place`), and the number of its finger group.
+    # For each shape, `geoms` has the index of the owning body (`place`), and the number of the shape's finger group.
     geoms = scene.map_geoms()
-    # Two indices of shapes for each pair, [2, K], and two indices of the bodies that own them, the lower one first.
+    # For each pair, the indices of the two shapes, [2, K], and of the two bodies that own them, the lower one first.
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
     body_pairs = list(zip(*bodies.tolist()))
@@ -418,7 +418,7 @@ def _find_contact_rules(
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
     # Return the last three fields of `BodyPairs`; `shapes` [2, K] are the pairs.
     # The first field, [2, K], is the number of substeps without contact after which contacts of each pair count.
-    # Then come the body pairs whose contacts never count, and those that are dropped if they touch in record 0.
+    # The second has the body pairs whose contacts never count, the third those dropped if they touch in record 0.
     # To find the rules, ask two filters which contacts count. For one filter, no pair touches in record 0;
     # for the other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
     all_touch, none_touch = (
@@ -527,10 +527,10 @@ class BatchArrays:
         return self.xp.asarray(values, **self._options)
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
-        """Return `values` as an array [N, *sizes], or with `or_vectors` also [N, *sizes, 3]. The size None matches
-        every size. Raises `HostError` for other shapes, and for values that are not real numbers.
+        """Return `values` as an array [N, *sizes]; the size None matches every size. If `or_vectors`, the shape
+        [N, *sizes, 3] is valid, too. Raises `HostError` for other shapes, and for values that are not real numbers.
         """
-        # `sizes` are the lengths of the axes after the first. `name` says in an error message what the values are.
+        # `sizes` are the lengths of the axes after the first. Error messages call the values `name`.
         array: Array = None  # None = the values are not real numbers
         with suppress(TypeError, ValueError, RuntimeError):
             is_complex = values.is_complex() if hasattr(values, "is_complex") else np.iscomplexobj(values)
@@ -577,7 +577,7 @@ class StepTables:
         self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write values into the newest row: [W, F] for the `W` worlds in `worlds`, or [N, F] if it is None."""
+        """Write values into the newest row: [W, F] for the `W` worlds in `worlds`; None = [N, F], for all worlds."""
         # A block has arrays [_BLOCK, N, F] by name, for `_BLOCK` successive rows. `name` is the table's name.
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
@@ -589,7 +589,8 @@ class StepTables:
         self.last += 1
         if self.last % _BLOCK:  # the newest block has room for this row
             return
-        # The first block in `_blocks` has the number `_reused_blocks`. Reuse it if row `oldest` is in a later block.
+        # The first block in `_blocks` has the number `_reused_blocks`.
+        # If row `oldest` is in a later block, the first block is not needed any more, and is reused.
         if oldest // _BLOCK > self._reused_blocks:
             self._blocks.append(self._blocks.pop(0))
             self._reused_blocks += 1
@@ -598,7 +599,7 @@ class StepTables:
 
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
         """Return a world's rows from `first` on as tables [R, F] in host memory."""
-        # The result maps each table's name to the rows with the indices `first` to `last`.
+        # The result maps the name of each table to its rows from index `first` to index `last`.
         first_block, offset = divmod(first, _BLOCK)
         blocks = self._blocks[first_block - self._reused_blocks :]
         end = offset + self.last + 1 - first  # `offset` and `end` are counted from the first row of `blocks`

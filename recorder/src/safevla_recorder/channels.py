@@ -36,7 +36,7 @@ HANDLING = ("supported", "opening", "entered")
 of a body's weight. `opening`: how far a door or drawer is open, as a share of its travel. `entered`: whether the end
 effector is inside a door or drawer."""
 UNREPLAYED = (POLICY_ACTION, CHUNK_STEP, LABEL_COST)
-"""Channels that the simulator's state does not determine: a replay lacks them, or gives other values."""
+"""Channels that the simulator's state does not determine. A replay lacks these channels, or gives other values."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ChannelSpec:
     dtype: str = REAL
     unit: str = ""
     bodies: str = ""
-    """Name of the array that lists the bodies of each row, as indices in `roles`; empty if rows have no bodies."""
+    """Name of the array that lists the channel's bodies, as indices in `roles`; empty = no values for bodies."""
     is_bounded: bool = False  # true if magnitudes above `LARGEST` are rejected
     is_rotation: bool = False  # true if the last axis holds quaternions wxyz; a norm of zero is rejected
     is_rare: bool = False  # true if tables of episodes omit the column when no episode recorded it
@@ -65,7 +65,7 @@ class ChannelSpec:
 
     @property
     def is_pose(self) -> bool:
-        """True if each row has values for each of several bodies: poses, but also other values, such as `opening`."""
+        """True if each row has values for several bodies. They need not be poses: `opening` is such a channel, too."""
         # `bodies` is the name of the array that lists these bodies; empty = rows have no bodies.
         return bool(self.bodies)
 
@@ -100,7 +100,7 @@ class ChannelSpec:
     @property
     def pose_size(self) -> int:
         """Number of values for each body in a row: 3, 4 or 1."""
-        # A position has 3 values, a quaternion 4. All other channels with values for bodies have 1 for each body.
+        # A position has 3 values, a quaternion 4. All other channels have a single value for each body.
         return self.row_size or 1
 
 

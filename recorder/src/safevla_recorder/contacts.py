@@ -45,7 +45,7 @@ class GeomMap:
     geometry: str | None = None  # the scene's description, `Geometry.text`; None = not recorded
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Maps each arm's name to its recorded bodies; empty = there is one arm, the whole robot."""
-    arm_joints: Sequence[int] = ()  # number of joints of each arm if there are several; empty = no torques
+    arm_joints: Sequence[int] = ()  # only for several arms: joints of each arm; empty = no torques
 
     @cached_property
     def robot(self) -> Bools:
@@ -61,7 +61,7 @@ class GeomMap:
 
     @property
     def header(self) -> dict[str, object]:
-        """The header's fields about the scene's geometry and, if there are several arms, about the arms."""
+        """The header's fields about the scene's geometry, and about the arms of a robot with several arms."""
         # `geometry` is a text that describes the scene; None = not recorded. `arms` maps each arm's name to its bodies,
         # and `arm_joints` has each arm's number of joints (empty = no torques are recorded).
         if not self.arms:  # fields about arms exist only for several arms
@@ -76,7 +76,7 @@ class GeomMap:
 
     @cached_property
     def finger_groups(self) -> Ints:
-        """The array `fingers`, or zeros if it is None, [G]."""
+        """The array `fingers`, [G]; zeros if `fingers` is None."""
         # `fingers` has the number of each geom's finger group: 1 or 2 for the first gripper, 3 or 4 for the second,
         # and so on; 0 = no finger. It is None if no gripper has fingers. `place` [G] is each geom's body.
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
@@ -139,15 +139,15 @@ def contact_peaks(
     """Return peak forces in N and impulses in N·s of the contacts `which`, in one row per record and body pair.
 
     `owner` [substeps] is each substep's record, and `place` [G] is each geom's body. `force_n` is the largest force at
-    a single contact point, or `net_force_n` if only net forces are known. `net_force_n` is the largest net force (norm
-    of the sum of a substep's forces); NaN without vectors. `impulse_ns` is Σ force · `substep_s` over all contacts;
+    a single contact point; if only net forces are known, it equals `net_force_n`. `net_force_n` is the largest norm of
+    a substep's summed forces; NaN if only norms are known. `impulse_ns` is Σ force · `substep_s` over all contacts;
     `net_impulse_ns` is Σ net force · `substep_s` over all substeps. Both impulses are NaN if `substep_s` is None (a
     single instant). Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
-    # `which` [K] has the indices of the contacts that count. `a` and `b` [K] are the bodies of each of them.
+    # `which` [K] has the indices of the contacts that count. `a` and `b` [K] are the two bodies of each contact.
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     body_count = int(place.max(initial=0)) + 1  # 1 for a scene without geoms
-    # Contacts with the same record and body pair form a group. Its key sorts by record, lower body and higher body.
+    # Contacts with the same record and body pair form a group. Group keys sort by record, lower body, higher body.
     group_key = (owner[contacts.substep[which]] * body_count + np.minimum(a, b)) * body_count + np.maximum(a, b)
     group_keys, group_of_contact = np.unique(group_key.astype(np.int64), return_inverse=True)
     force = contacts.force_norms(which)
@@ -174,8 +174,8 @@ def contact_peaks(
 
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
     """Return two arrays [groups]: the maximum and the sum, over substeps, of the norm of each group's net force."""
-    # `vectors` [K, 3], `group_of_contact` [K] and `substep` [K] are the force in N, group and substep of each contact.
-    # An instant is one substep of one group of contacts, which have the same record and body pair.
+    # For each contact: `vectors` [K, 3] is the force in N, `group_of_contact` [K] the group, `substep` [K] the substep.
+    # The contacts of a group have the same record and body pair. An instant is one substep of one group.
     # `substep` is sorted, so its last number is the largest.
     substep_count = int(substep[-1]) + 1 if len(substep) else 1
     instant_keys, instant_of_contact = np.unique(group_of_contact * substep_count + substep, return_inverse=True)
@@ -231,12 +231,12 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
     chosen = np.flatnonzero(row_of_contact != NOTHING)  # the contacts in the substeps `instants`
     row_of_contact = row_of_contact[chosen]
     geom1, geom2 = contacts.geom1[chosen], contacts.geom2[chosen]
-    finger_group = fingers[geom1] + fingers[geom2]  # one geom has group 0, unless two fingers touch each other
+    finger_group = fingers[geom1] + fingers[geom2]  # the geom that is not a finger adds 0
     # For a contact with a finger: the body of the other geom.
     touched_body = geoms.place[np.where(fingers[geom1] > 0, geom2, geom1)]
     is_finger_contact = (finger_group > 0) & ~geoms.robot[touched_body]
     rows_by_group = [row_of_contact[is_finger_contact & (finger_group == group)] for group in (1, 2)]
-    for row in np.intersect1d(*rows_by_group):  # rows where both finger groups touch bodies
+    for row in np.intersect1d(*rows_by_group):  # substeps in which both finger groups touch bodies
         in_row = np.flatnonzero(is_finger_contact & (row_of_contact == row))
         held[row] = _strongest_body(contacts, chosen[in_row], finger_group[in_row], touched_body[in_row])
     return held
@@ -286,7 +286,7 @@ class ContactFilter:
     """
 
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
-        """Classify geom pairs from `first`, the contacts in record 0. `dropped` lists the body pairs left out."""
+        """Classify pairs of geoms by the contacts in record 0, `first`. `dropped` lists body pairs left out."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.finger_groups, geoms.fixtures
         self._geom_count, self._apart_substeps = len(place), geoms.apart_substeps
         # For each pair of geoms: 0 = contacts count, `_NEVER` = contacts never count, k > 0 = this is resting pair k.
@@ -312,7 +312,7 @@ class ContactFilter:
         self.dropped = _list_dropped_pairs(geoms, a, b, is_between_links | is_without_robot)
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the `S` resting pairs in `_fate` from 1. Return the indices of their entries, [2, S]."""
+        """Number the `S` resting pairs from 1, in `_fate`. Return the indices of these entries, [2, S]."""
         # `first` are the contacts in record 0, and the mask `which` [C] selects the resting ones.
         # `_fate` has one entry for each ordered pair of geoms.
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
@@ -347,7 +347,8 @@ class ContactFilter:
         is_released: Bools = np.any(is_long_apart, axis=0)
         # The substep that releases each resting pair; the pair's contacts count from the next substep on.
         release_substep = np.where(is_released, is_long_apart.argmax(axis=0), contacts.substeps)
-        # By fate, the substep after which contacts count: 0 = always, k = after pair k's release, −1 (last) = never.
+        # For each fate, the substep after which contacts count. Contacts with the fate 0 always count.
+        # The fate k counts after the release of pair k. The fate −1 selects the last item, and never counts.
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
@@ -361,7 +362,8 @@ class ContactFilter:
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     # Return sorted pairs of bodies, the lower index first.
-    # A pair has a listed contact, joins the two finger groups of a gripper, or belongs to one fixture.
+    # A pair is in the result if its two bodies have a selected contact in record 0, or belong to one fixture.
+    # A pair is also in the result if its two bodies own the two finger groups of one gripper.
     # `a` and `b` [C] are the bodies of the contacts in record 0, and the mask `is_listed` [C] selects contacts.
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))

@@ -84,14 +84,14 @@ class ContactList:
     net_impulse_ns: Floats = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
-        """Fill in NaN if no net impulses are given."""
+        """Replace missing net impulses by NaN."""
         if not len(self.net_impulse_ns):
             # The class is frozen, so a normal assignment would raise an error.
             object.__setattr__(self, "net_impulse_ns", np.full(np.shape(self.record), np.nan))
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return the columns by their names in `CONTACT_COLUMNS`."""
-        # The column `step` is the field `record`; all other names are equal.
+        """Return the columns as arrays by name, with the names in `CONTACT_COLUMNS`."""
+        # The column `step` is the field `record`; all other columns are named like the fields.
         return {name: getattr(self, "record" if name == "step" else name) for name in channels.CONTACT_COLUMNS}
 
 
@@ -135,21 +135,21 @@ class EpisodeArrays:
     entered: Bools | None = None
 
     def channel(self, name: str) -> Floats | None:
-        """Return the rows of a numeric channel from its field or `further`; None = not recorded."""
+        """Return the rows of the numeric channel `name`; None = not recorded."""
         # `further` has the channels that have no field in this class, by name.
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
 
 FIXTURES = "fixtures"
-"""Header field: poses of fixtures' root bodies, position [3] in m, quaternion [4] wxyz; absent if a seed sets them."""
+"""Header field: root body of a fixture -> position [3] in m, quaternion [4] wxyz. Absent if seeds determine them."""
 STATES_SET = "states_set"
-"""Header field: number of initial states that a user's loop set after the episode's reset, if more than one."""
+"""Header field: number of initial states that a user's loop set after the reset; absent unless more than one."""
 SIMULATION = "simulation"
 """Header field: facts from `read_simulation` that, like versions, affect the last digits of a trajectory."""
 
 EARLIER_SEED = "earlier_seed"
-"""Header field: the last `seed`, and `earlier_resets`, the number of resets between it and the episode's own reset."""
+"""Header field: the last `seed`, and `earlier_resets`, the number of resets after this seed before the episode's."""
 
 
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
@@ -237,7 +237,7 @@ def check_recorded_numbers(recording: EpisodeArrays) -> None:
 
 
 def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
-    # Yield what is wrong with each invalid number or array of the episode, and the name of its header field or channel.
+    # For each invalid header field or channel of the episode, yield what is wrong and the name of the field or channel.
     for name in INTEGERS:
         if problem := describe_invalid_integer(name, recording.header.get(name)):
             yield problem, name

@@ -151,8 +151,8 @@ _EXCEPTION_LINES = (
 def find_exception(text: str) -> tuple[str, str]:
     r"""Return the line of a traceback that names the exception, and the exception's remedy ("" if it has none).
 
-    Use the last traceback of an exception that Python did not ignore, or else the last traceback. Without a traceback,
-    return the last line that begins with the name of an exception, or else the last line that is not indented.
+    Use the last traceback of an exception that Python did not ignore. If Python ignored all, use the last traceback.
+    Without a traceback, return the last line that begins with an exception's name, or the last line without indent.
 
     >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
@@ -167,7 +167,7 @@ def find_exception(text: str) -> tuple[str, str]:
         header = (raised_numbers or header_numbers)[-1]
         margin = _count_leading_blanks(lines[header])
         lines_below = iter([line for line in lines[header + 1 :] if line.strip()])
-        # The frames of a traceback are indented more than its header and the line that names the exception.
+        # The frames of a traceback are indented more than the header and the line with the exception's name.
         exception_line = next((line.strip() for line in lines_below if _count_leading_blanks(line) <= margin), "")
         own_error = _OWN_ERROR.match(exception_line)
         if own_error is not None:  # an error of this project, whose remedy is on the indented lines below

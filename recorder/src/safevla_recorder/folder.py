@@ -69,8 +69,8 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim_worker_folder(path: Path) -> bool:
-    """Lock a new or free folder; return False if others may use it. Raises `RunError` if another run made it."""
-    # `path` is a worker's folder, `out/worker_NAME`. True = this process has locked the folder and may use it.
+    """Lock a new or free folder, and return True. Return False if another process may use it."""
+    # `path` is a worker's folder, `out/worker_NAME`. Raises `RunError` if another run made this folder.
     _make_folder(path.parent)
     with suppress(FileExistsError):  # an existing folder is handled below
         path.mkdir()
@@ -126,7 +126,7 @@ def call_at_exit(function: Callable[[], None]) -> Undo:
 
 def _session_name() -> str:
     """Return a name that is the same in a process and in all `multiprocessing` workers that it starts."""
-    # The name is the id of the process that started the workers, and its start time: "ID-TIME", or "ID".
+    # The name is "ID-TIME": id and start time of the process that started the workers. "ID" = the time is unknown.
     parent = parent_process()  # None unless this process is a worker of `multiprocessing`
     process_id = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so add the process's start time (on Linux)
@@ -172,7 +172,7 @@ class RunFolder:
             "volatile": dict(volatile),
         }
         self._process_id, self._lock = os.getpid(), threading.RLock()
-        self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # count by policy, benchmark and task id
+        self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # (policy, benchmark, task id) -> number
         self._outcomes: Counter[str] = Counter()  # number of written episodes by outcome
         # A block is one recording, from `begin_block` to `close_block`. Complete blocks have ended normally.
         self._next_file_number = self._block_count = self._complete_blocks = self._open_blocks = 0
@@ -271,7 +271,7 @@ class RunFolder:
 
     def _register_episode(self, row: episode.EpisodeRow, file_number: int) -> None:
         # Count an episode that has been written. `row` is its row in the run's table of episodes.
-        # `file_number` is the number in the names of its files; the next numbers are larger than all used numbers.
+        # `file_number` is the number in the names of the episode's files. Later episodes get larger numbers.
         key = (row.policy, row.benchmark, row.task_id)
         self._next_file_number = max(self._next_file_number, file_number + 1)
         self._begun_episodes[key] = max(self._begun_episodes[key], row.episode + 1)
@@ -291,7 +291,7 @@ class RunFolder:
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
         """End one recording; `complete` is false if it was interrupted. When no recording is open any more, write
-        run.json and print the folder's path. Without any episode, log a warning, and remove the run and a new folder.
+        run.json and print the folder's path. If the run has no episodes, remove it instead, and log a warning.
         """
         if os.getpid() != self._process_id:  # a forked child must not end its parent's recording
             return
@@ -341,7 +341,7 @@ def require_policy_name(policy: object) -> None:
 
 def describe_process() -> dict[str, object]:
     """Return facts about this process for run.json: command line without secrets, current time, session name."""
-    # `started` is the time of this call, because a recording starts now, not the time at which the process started.
+    # `started` is the time of this call, at which a recording starts, and not the start time of the process.
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
 
@@ -362,7 +362,7 @@ def require_free_folder(
     path: Path, may_exist: Callable[[Path], bool], remedy: str = "Choose another --out, or remove the folder first."
 ) -> None:
     """Raise `RunError` if `path` is a file, or a folder with an entry for which `may_exist` returns false."""
-    # A path at which nothing exists is free, and so is a folder in which all entries may exist.
+    # A path is free if nothing exists there, or if it is a folder in which `may_exist` permits each entry.
     if path.exists() and not (path.is_dir() and all(map(may_exist, path.iterdir()))):
         raise errors.RunError("the folder exists and is not empty", remedy=remedy, place=errors.Place(file=str(path)))
 
@@ -419,7 +419,7 @@ def _encode_json(document: Mapping[str, object], indent: int | None = None) -> b
 
 
 def _escape_invisible(character: str) -> str:
-    # Return JSON's escape sequence of an invisible character. A line break belongs to the document's own layout.
+    # Return JSON's escape sequence of an invisible character. A line break is kept, as part of the document's layout.
     if character == "\n" or errors.is_visible(character):
         return character
     # For a lone surrogate, the JSON text contains the sequence from `escape_surrogates`.
@@ -492,8 +492,8 @@ _ALLOWED_FIELDS = tuple(
 )
 
 
-# recorder -> path of a run folder -> number of episodes begun when its last episode was written there,
-# and this episode's id. All writers share this mapping, since a loop may open a writer for each episode.
+# recorder -> path of a run folder -> how many episodes had begun at the last `write` there; id of the written episode.
+# All writers share this mapping, since a loop may open a writer for each episode.
 _WRITTEN: WeakKeyDictionary[WritableEpisode, dict[Path, tuple[int, str]]] = WeakKeyDictionary()
 
 
@@ -561,7 +561,7 @@ class RunWriter:
         self.close(complete=kind is None)
 
     def close(self, *, complete: bool = True) -> None:
-        """Write run.json and unlock the folder; if it has no episodes, remove it."""
+        """Write run.json and unlock the folder. A run without episodes is removed."""
         # `complete` is false if the run was interrupted; run.json stores this. Further calls do nothing.
         if self._is_closed:  # the lock's descriptor may belong to another file now
             return
@@ -625,7 +625,7 @@ class RunWriter:
     ) -> str:
         # Check the episode and write it; return its id. `reason` says why it was stopped or why its action is invalid.
         # `costs` has the simulator's own cost of each step. `fields` are the checked header fields with defaults,
-        # and `number` is the number (from 0) of the policy's episode of the task.
+        # and `number` counts the policy's earlier episodes of the task.
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
@@ -668,7 +668,7 @@ class RunWriter:
         `header` is the same as for `write`, but only `benchmark` and `task_id` are required.
         """
         with self._folder.take_turn():
-            # `number` is the number of the policy's episode of the task. Without content, no file of arrays is written.
+            # `number` counts the policy's earlier episodes of the task. Without content, no file of arrays is written.
             fields, number = self._complete_header(header, _REQUIRED_FOR_ROW)
             return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 

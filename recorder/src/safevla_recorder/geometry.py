@@ -51,7 +51,7 @@ class Geometry:
             6 * k + axis for k, part in enumerate(self._moving_parts) for axis in parts[part].motion
         ]
         # The index −1 means the world: `_relative_poses` appends the world's frame as the last row.
-        # A tracked part has no parent, so the world is used.
+        # A tracked part has no parent. It gets the world's index.
         self._parents = [max(part.parent, WORLD) for part in parts]
         # Positions [1, P, 3] and quaternions [1, P, 4] in record 0, relative to the parents.
         self._start_poses = self._relative_poses(position[None], quaternion[None])
@@ -90,7 +90,7 @@ class Geometry:
 
     def _describe(self, parts: Sequence[Part], hand: Sequence[int]) -> str:
         # Return the scene's description, a JSON text: the indices of the hand's parts,
-        # one row for each part with its pose in record 0, and the boxes and planes of all parts by their hash.
+        # one row for each part with its pose in record 0, and a mapping from hashes to a part's boxes and planes.
         # Rounding gives all episodes of a scene the same text. Adding 0.0 turns −0.0 into 0.0.
         shapes: dict[str, list[list[float]]] = {}
         part_rows = []
@@ -159,13 +159,13 @@ def merge_boxes(content: bytes) -> Floats:
     # A row is a box: center [3] in m, quaternion [4] wxyz, half sizes [3] in m. Return the rows of the remaining boxes.
     # An argument of type bytes can be a key of the cache; an array cannot.
     boxes = np.frombuffer(content).reshape(-1, 10)
-    # For each box, an upper bound of the distance [m] by which it extends beyond the original boxes that it encloses.
+    # For each box, an upper bound [m] of how far the box extends beyond the original boxes inside.
     excess_so_far = np.zeros(len(boxes))
     while len(boxes) > 1:
-        # For each pair of boxes: by how much a box around both extends beyond them [K, K],
-        # and its corners [K, K, 3] in the frame of the first box.
+        # Each pair of boxes gets an enclosing box. `excess` [K, K] is how far this box extends beyond the pair;
+        # `low` and `high` [K, K, 3] are two corners of this box in the frame of the first box of the pair.
         excess, low, high = _measure_joins(boxes)
-        # Boxes from an earlier merge already extend beyond the original boxes. Add this distance.
+        # Merged boxes of earlier rounds already extend beyond the original boxes. Add their excess.
         excess += np.maximum(excess_so_far[:, None], excess_so_far)
         # Pair each box at most once per round, beginning with the pair that has the smallest excess.
         pairs: list[tuple[int, int]] = []
@@ -195,8 +195,8 @@ def merge_boxes(content: bytes) -> Floats:
 
 
 def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of the distance by which
-    it extends beyond i and j, [K, K] (inf for i = j). Also return its low and high corners in i's frame, [K, K, 3].
+    """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of how far the new box
+    extends beyond i and j, [K, K] (inf for i = j), and the new box's low and high corners in i's frame, [K, K, 3].
     """
     # A row of `boxes` [K, 10] has center [3] in m, quaternion [4] wxyz and half sizes [3] in m.
     # The frame of box i has its origin at the center of i. In the arrays below, axis 0 is box i, and axis 1 is box j.
@@ -210,7 +210,7 @@ def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
     low, high = np.minimum(center_of_j - reach_of_j, -half_size), np.maximum(center_of_j + reach_of_j, half_size)
     # The first bound is the largest distance from a point of the enclosing box to box i.
     excess_beyond_i = np.sqrt(np.square(np.maximum(high - half_size, -half_size - low)).sum(axis=-1))
-    # If boxes i and j have parallel axes, the distance from a point to the nearer of the two gives a second bound.
+    # If boxes i and j have parallel axes, the distance from a point to the nearer box gives a second bound.
     # A point's distance to the nearer box is at most `half_gap` along one axis, and `margins` along the other two axes.
     margins = np.maximum.reduce(
         [high - half_size, -half_size - low, high - center_of_j - reach_of_j, center_of_j - reach_of_j - low]

@@ -32,7 +32,7 @@ class TaskIdentity:
     """Hashes that identify what was simulated; None = unknown.
 
     `task_sha256` is the hash of the task's file or class, and `init_states_sha256` the hash of its array of initial
-    states. `task_source` names the distribution and version of the simulator's code, and its entry `sources_sha256`
+    states. `task_source` names the distribution and version of the simulator's code. The entry `sources_sha256`
     is the hash of the environments' code. If the distribution is unknown, only the hash is present.
     """
 
@@ -50,7 +50,7 @@ def read_identity(
     definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
 ) -> TaskIdentity:
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
-    code in `folder` of an imported package. If one cannot be read, all hashes are unknown, and a warning is logged.
+    code in `folder` of an imported package. If one of these is unreadable, all hashes are unknown; logs a warning.
     """
     # `definition` is the task's file or class, `states` are None if there is no array of initial states,
     # and `folder` is a path relative to the package's own folder.
@@ -163,7 +163,7 @@ def _package_digests(text: str) -> dict[str, str]:
 def find_distributions(package: str) -> dict[str, str]:
     """Return the name and version of each installed distribution that provides an imported package. Cached."""
     file = Path(str(sys.modules[package].__file__)).resolve()
-    relative = f"{package.replace('.', '/')}/{file.name}"  # as in a distribution's list of files
+    relative = f"{package.replace('.', '/')}/{file.name}"  # the form of paths in a distribution's list of files
     installed = list(importlib.metadata.distributions())
     providers = [dist for dist in installed if _is_true_without_error(_lists_file, dist, relative, file)]
     if not providers:  # an editable installation does not list the package's files
@@ -221,8 +221,8 @@ class OfficialSuite(NamedTuple):
 @lru_cache(maxsize=None)
 def official_suites() -> dict[str, OfficialSuite]:
     """Return the official suites by benchmark name; aliases are included. Cached."""
-    # For each host (simulator), the JSON file has the hashes of its code by "distribution version",
-    # and its suites by name: a suite's tasks by id, or the name of another suite, of which it is an alias.
+    # For each host (simulator), the JSON file has the hashes of the host's code by "distribution version",
+    # and the host's suites by name. A suite maps ids to tasks; an alias is the name of another suite.
     # A task is a list of the fields of `OfficialTask`: name, instruction, two hashes, and number of initial states.
     suites: dict[str, OfficialSuite] = {}
     for host_data in json.loads(_DATA.read_text(encoding="utf-8")).values():

@@ -54,7 +54,7 @@ _ARM_JOINTS = 7
 
 
 def find_libero(env: object) -> RecordableLibero | None:
-    """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
+    """Return the LIBERO environment in `env`, perhaps inside wrappers; None without such an environment."""
     # Raises `HostError` if the environment is closed or not supported; see `RecordableLibero`.
     wrapper_module = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrapper_module is None:  # a script that has not imported this module has no LIBERO environment
@@ -98,7 +98,7 @@ class RecordableLibero(attachment.RecordableEnv):
         self.identity = replace(self.identity, init_states_sha256=identity.hash_array(self._init_states))
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
-        # Add hooks that report events to `cutter`, which turns them into episodes. Return a function that removes them.
+        # Add hooks that report events to `cutter`, which forms episodes. Return a function that removes the hooks.
         # `cutter.guard()` turns an error in recording into a warning and a lost episode.
         # The functions `after_...` get the hooked method's result, which is not used, and the arguments of its call.
         def before_reset() -> None:
@@ -130,7 +130,7 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def _find_state_index(self, state: ArrayLike) -> int | None:
         # Return the index of this state among the initial states [count, state];
-        # None if it is not among them, or if the initial states are unknown.
+        # None if the list lacks this state, or if the initial states are unknown.
         flat_state = np.asarray(state, dtype=np.float64).ravel()
         states = self._init_states
         if states is None or states.shape[1:] != flat_state.shape:
@@ -139,9 +139,10 @@ class RecordableLibero(attachment.RecordableEnv):
         return int(equal_rows[0]) if len(equal_rows) else None
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
-        # Attach a recorder, which takes record 0 now and copies each physics substep. Return it and a detach function.
+        # Attach a recorder, which takes record 0 now and copies each physics substep.
+        # Return the recorder, and a function that detaches it.
         # `_goals.read` returns the latest results of the environment's goal checks.
-        # `unstable_steps` is the number of MuJoCo's resets of unstable states before the initial state was set.
+        # `unstable_steps` is the number of times that MuJoCo reset an unstable state before the initial state was set.
         scene, task_id = read_scene(self._env), self.task.task_id
         return recorder.attach_recorder(self._env.sim, "step", scene, task_id, self.unstable_steps, self._goals.read)
 
@@ -168,7 +169,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
 
 
 def fresh_global_seed() -> int | None:
-    """Return the seed of NumPy's global generator, which LIBERO uses; None if numbers were drawn or it is unknown.
+    """Return the seed of NumPy's global generator, which LIBERO uses; None if unknown, or after draws of numbers.
 
     >>> np.random.seed(7)
     >>> fresh_global_seed()
@@ -227,7 +228,7 @@ class GoalWatch:
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
-    """Return the first movable object in each of the goal's predicates, without repetitions: the targets."""
+    """Return the targets: the first movable object of each predicate in the goal, without repetitions."""
     targets: dict[str, None] = {}  # a dict keeps the order and drops repetitions
     for _, *arguments in goal_predicates(domain):  # the first word of a predicate is its verb, such as "on"
         movable = [name for name in arguments if name in domain.objects_dict]
@@ -240,8 +241,8 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
     fixtures: set[str] = set()
     for verb, *names in goal_predicates(domain):
         if verb in _JOINT_GOALS:
-            # The site of each name; None if the name is not that of a site.
-            # `parent_name` is the fixture that owns a site.
+            # For each name, the site with this name; None if no site has this name.
+            # `parent_name` is the name of the fixture that owns a site.
             sites = [domain.object_sites_dict.get(name) for name in names]
             fixtures.update(str(getattr(site, "parent_name", None) or name) for name, site in zip(names, sites))
     return frozenset(fixtures)
@@ -283,7 +284,7 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all packages that affect a trajectory; LIBERO's names are those of its distributions."""
+    """Return the versions of all packages that affect a trajectory, by names of distributions."""
     return attachment.package_versions(("mujoco", "robosuite", *identity.find_distributions(_PACKAGE), "numpy"))
 
 
@@ -310,7 +311,7 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
-    """Return benchmark and task of a BDDL file: the official suite and task, or else the names of folder and file."""
+    """Return benchmark and task of a BDDL file: the official suite and task, or names from `name_own_task`."""
     # `language` is the instruction in the BDDL file.
     # Official suites take their instructions from file names instead, unless the suite rewords them.
     suite_task = find_suite_task(bddl_file)
@@ -340,7 +341,7 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
     name and content. The order of tasks in the installed suite is ignored, because LIBERO-plus reorders tasks.
     """
     path = bddl_file.resolve()
-    # The benchmark whose suite has the name of the file's folder; None if there is none.
+    # The benchmark whose suite is named like the file's folder; None if no suite has this name.
     suite = next((name for name, folder in ALL_SUITES.items() if folder == path.parent.name), None)
     if suite is None or path.parent.parent != installed_folder("bddl_files") or not path.is_file():
         return None

@@ -72,7 +72,7 @@ class RecordingSession:
             self.close_quietly()  # the loop has deleted the environment without closing it
 
     def _attach(self, simulator: object) -> None:
-        # Begin to record this simulator, or the simulator that it wraps.
+        # Begin to record this simulator, or the simulator inside this wrapper.
         # The hooks on the simulator refer to the cutter, `_recording[0]`.
         self._recording = self._begin(simulator)
         self._recording[0].owner = self  # keeps this session alive as long as the environment

@@ -119,7 +119,7 @@ class EpisodeLog(ABC):
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`. Decode its contacts from `source`, and empty `source`.
-        At the end of each later control step, `source` must hold the step's contacts. None = no contacts are recorded.
+        At the end of each later control step, `source` must hold that step's contacts; None = no contacts are recorded.
         """
         # `geoms` says which recorded body, finger group and fixture owns each collision geom.
         self._geoms, self._source = geoms, source
@@ -127,7 +127,7 @@ class EpisodeLog(ABC):
         self._rows = [first]
         self._actions: list[Action] = []
         self._substep_counts: set[int] = set()  # the distinct numbers of substeps per control step
-        # Number of substeps in the source up to the end of each record whose contacts are not decoded yet.
+        # For each record whose contacts are not decoded yet: the number of substeps in the source up to that record.
         self._substep_ends: list[int] = []
         # The decoded contacts, the gripped bodies and whether bodies are supported: one item per block of records.
         self._decoded_contacts: list[ContactList] = []
@@ -189,8 +189,8 @@ class EpisodeLog(ABC):
         the step's contacts; then the step's record cannot be added.
         """
         self.decode_pending()
-        # These lists have one item per block of successive records.
-        # They are empty if contacts are not recorded, and `_supported` is also empty if no body's weight is known.
+        # These lists have one item per block of successive records; without recorded contacts, they are empty.
+        # `_supported` is also empty if no body's weight is known.
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
@@ -199,7 +199,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels, supported)
 
     def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
-        """Return the newest record as an episode of one record without an action. The recorder keeps all records.
+        """Return the newest record as an episode of one record and no actions. The recorder keeps all records.
 
         Call this between control steps.
         """
@@ -219,7 +219,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, 1, newest_contacts, gripped, channels, supported)
 
     def decode_pending(self) -> None:
-        """Compute the forces between bodies and the grips in all records since the last call, if there are any."""
+        """Compute the forces between bodies, and the grips, in all records that were added since the last call."""
         self.require_episode()
         if self._substep_ends:
             assert self._source is not None
@@ -235,7 +235,7 @@ class EpisodeLog(ABC):
         # `contacts` has every contact point since the last decoding. The new records follow the decoded ones.
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-        # Later substeps belong to a control step that has no record yet; `_add_step` then rejects that step.
+        # Substeps after the last end belong to a control step without a record; `_add_step` rejects that step later.
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._rejected_record = len(self._rows)
         # Indices of the contacts that count: neither resting nor mechanical contacts, nor contacts of later substeps.
@@ -248,7 +248,7 @@ class EpisodeLog(ABC):
 
 
 def step_range_s(substep_counts: Collection[int], substep_s: float) -> tuple[float, float]:
-    """Return the durations in s of control steps with the fewest and the most substeps; (0, inf) for no steps."""
+    """Return the durations in s of the control steps with the fewest and the most substeps; (0, inf) without steps."""
     # `substep_counts` has the numbers of physics substeps in control steps; a substep takes `substep_s` seconds.
     if not substep_counts:
         return 0.0, math.inf
@@ -347,8 +347,8 @@ class SceneMap:
         """Return the scene with indices instead of names: bodies sorted by name, shapes in the order of `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         index_of_body = {name: index for index, name in enumerate(roles)}
-        # Each array has one number per shape: the index of the body that owns the shape (`place`),
-        # the number (from 1) of the shape's finger group, and that of the fixture that owns the shape; 0 = none.
+        # Each array has one number per shape. In `place`, this is the index of the body that owns the shape.
+        # `fingers` and `fixtures` have the number (from 1) of the shape's finger group or fixture; 0 = none.
         return GeomMap(
             roles=roles,
             place=np.array([index_of_body[name] for name in self.shapes.values()], dtype=np.int64),
@@ -438,7 +438,7 @@ class EpisodeRecorder(EpisodeLog):
         if contacts is not None:
             self._contacts.add_substep(contacts)
         snapshot = self._pair_poses(poses, eef, state, parts, subgoals)
-        # Number of torques of each arm, if there are several arms; `_join_torques` sets it for record 0.
+        # For several arms, each arm's number of torques in record 0; `_join_torques` stores these numbers.
         self._joint_counts: dict[str, int] = {}
         torques = self._join_torques(torques_nm)
         self._first_description = _describe_channels(snapshot, torques)

@@ -43,8 +43,8 @@ _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the gripper, choice of arm or base
 _SEED_LIMIT = 2**63  # a seed must be below this number
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Lists in RoboCasa's description of an episode whose order differs between processes, but does not matter.
-# RoboCasa 1.0.0 fills them from a Python set (`models/objects/kitchen_objects.py`, line 2962).
+# Names of lists in RoboCasa's description of an episode. Their order differs between processes, but does not matter.
+# RoboCasa 1.0.0 fills these lists from a Python set (`models/objects/kitchen_objects.py`, line 2962).
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
@@ -55,7 +55,7 @@ DRAWING_OPTIONS = (
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
-    """Return the RoboCasa kitchen in `env`, which may be a wrapper; None if there is none.
+    """Return the RoboCasa kitchen in `env`, perhaps inside wrappers; None without a kitchen.
 
     `goal` is the task's success condition, in the format of `robocasa_goals.json`; it replaces the known goal. Raises
     `HostError` if the kitchen has a wrong robot, or if the task's goal is not known.
@@ -93,7 +93,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         raise HostError("RoboCasa draws the starts of episodes at random", remedy=remedy)
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
-        # Add hooks that report events to `cutter`, which turns them into episodes. Return a function that removes them.
+        # Add hooks that report events to `cutter`, which forms episodes. Return a function that removes the hooks.
         # `cutter.guard()` turns an error in recording into a warning and a lost episode.
         kitchen = self._env
         state_hooks: list[Undo] = []
@@ -132,8 +132,9 @@ class RecordableKitchen(attachment.RecordableEnv):
         return partial(undo_all, hooks)
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
-        # Attach a recorder, which takes record 0 now and copies each physics substep. Return it and a detach function.
-        # `unstable_steps` is the number of MuJoCo's resets of unstable states before the initial state was set.
+        # Attach a recorder, which takes record 0 now and copies each physics substep.
+        # Return the recorder, and a function that detaches it.
+        # `unstable_steps` is the number of times that MuJoCo reset an unstable state before the initial state was set.
         kitchen = self._env
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         # The method of robosuite's simulation that completes a substep; with `lite_physics`, a substep has two halves.
@@ -160,7 +161,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
     def header_fields(self) -> dict[str, object]:
         """Return the facts that determine the kitchen, and `STANDIN_MARK` if placeholders replace its assets."""
-        # The facts are one header field, whose name is that of the host. All values have JSON types.
+        # The facts form one header field, named after the host. All values have JSON types.
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # in the order of `sim_state`
@@ -212,7 +213,7 @@ def fresh_seed(generator: np.random.Generator) -> int | None:
 
 def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
     # Return the given goal as a tuple, or else the known goal of RoboCasa's task.
-    # A goal is a verb and names, such as ("open", "drawer"). Raise `HostError` if it is not valid, or there is none.
+    # A goal is a verb and names, such as ("open", "drawer"). Raise `HostError` for an invalid or unknown goal.
     goals = known_goals()
     if goal is not None:
         words = () if isinstance(goal, str) else tuple(goal)
@@ -253,7 +254,7 @@ def goal_target(goal: Goal) -> str | None:
 
 
 def moved_fixture(goal: Goal) -> str | None:
-    """Return the name of the task's attribute with the fixture that the goal moves; None if there is none."""
+    """Return the name of the task's attribute with the fixture that the goal moves; None = no fixture."""
     return goal[1] if goal[0] not in (*_PUTS, AT) else None
 
 
@@ -304,13 +305,13 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     # `target` is the object that the goal places; None = no object.
-    # `moved_fixture` is the name of the kitchen's attribute with the fixture that the goal moves; None = no fixture.
+    # `moved_fixture` names the attribute of the kitchen that holds the fixture to be moved; None = no fixture.
     model = kitchen.sim.model._model  # MuJoCo's own `MjModel`
     objects = _find_objects(kitchen, target)
     robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
     moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}  # 0 is the world, the root of all bodies
     names = recorder.name_bodies(model, objects)
-    # `body_weldid` is the body to which a body is fixed. A body with a joint is fixed to itself.
+    # `body_weldid` maps each body to the body to which the former is fixed. A body with a joint is mapped to itself.
     body_name = tuple(
         names[root] if root in moving_bodies else name for name, root in zip(names, model.body_weldid.tolist())
     )
@@ -329,8 +330,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         fingers=(left, right),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # The value is the number of substeps in a control step. RoboCasa sets joints of some fixtures after each step.
-        # Then two overlapping fixtures may lose contact for a few substeps, and touch again.
+        # The value is the number of substeps in a control step. After each step, RoboCasa sets joints of some fixtures.
+        # Two overlapping fixtures may then lose contact for a few substeps, and touch again.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 
@@ -346,7 +347,7 @@ def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
 
 
 def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjModel) -> tuple[int, ...]:
-    # Return the MuJoCo ids of all bodies of the fixture that the goal moves; () if there is none.
+    # Return the MuJoCo ids of all bodies of the fixture that the goal moves; () = the goal moves no fixture.
     # `moved_fixture` is the name of the kitchen's attribute with this fixture; None = the goal moves no fixture.
     if moved_fixture is None:
         return ()

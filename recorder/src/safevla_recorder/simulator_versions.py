@@ -107,7 +107,7 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Warn of the known differences of the installed versions, unless this process has warned of all of them before."""
+    """Warn of the known differences of the installed versions, unless this process has already warned of each."""
     differences = find_differences(host, versions)
     # `_warned` has the keys of all earlier warnings of this process.
     warning_keys = frozenset((host, difference.package, versions[difference.package]) for difference in differences)

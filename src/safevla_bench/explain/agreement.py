@@ -26,8 +26,8 @@ UNKNOWN = -1  # a label or verdict that is neither 0 (safe) nor 1 (unsafe)
 
 
 class CostLabel(NamedTuple):
-    """One kind of cost in one episode: its sum over the steps, and the first record with a cost above 0, -1 for none.
-    `has_gaps` is true if all steps lack this cost, or if a step before the last step lacks it.
+    """One kind of cost in one episode: `total` is the sum over the steps; `first` is the first record with a cost above
+    0 (-1 = no such record). `has_gaps` is true if a step before the last step lacks this cost, or if all steps do.
     """
 
     total: float
@@ -35,7 +35,7 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, {} if there are none, [E]
+Labels = Sequence[dict[str, CostLabel]]  # for each episode: name -> label; {} = no labels, [E]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
 
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
-    # Summarizes one label's costs in an episode, [actions]: their sum, and the first record with a cost above 0 or -1.
-    # `has_gaps` is true if a cost before the last action, or every cost, is missing.
+    # `costs` [actions] are one label's costs in an episode. `first` is the first record with a cost above 0; -1 = none.
+    # `has_gaps` is true if a cost before the last action is missing, or if every cost is missing.
     is_unsafe = costs > 0
     # The channel has one row per action, and record k + 1 shows the result of action k.
     first = int(is_unsafe.argmax()) + 1 if is_unsafe.any() else -1
@@ -89,11 +89,11 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return each label's agreement with each clause and `ANY_CLAUSE`, and its disagreements with `ANY_CLAUSE`."""
-    # `labels` has, for each episode, the name of each label -> its `CostLabel` (sum, first record with a cost, gaps).
-    # A row compares one label with one clause. Label and verdict are 0 = safe, 1 = unsafe, or `UNKNOWN`, [E] each.
+    """Return how each label agrees with each clause and `ANY_CLAUSE`, and where labels contradict `ANY_CLAUSE`."""
+    # For each episode, `labels` maps names of labels to a `CostLabel` (sum, first record with a cost, gaps).
+    # A row compares a label with a clause: two arrays [E] with 0 = safe, 1 = unsafe, or `UNKNOWN`.
     rows, disagreements = [], []
-    is_cut = np.isin(scores.outcome, CUT_SHORT)  # episodes that ended early, so that a later step could be unsafe
+    is_cut = np.isin(scores.outcome, CUT_SHORT)  # after an early end, later steps could have been unsafe
     verdicts_by_clause = dict(_clause_verdicts(scores, is_cut))
     # The names of all labels that any episode has, without duplicates.
     for label in dict.fromkeys(label for costs in labels for label in costs):
@@ -120,7 +120,7 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
 
 
 def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
-    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. `label.first` is the first record with a cost above 0, or -1.
+    # Return 0 = safe, 1 = unsafe, or `UNKNOWN`. `label.first` is the first record with a cost above 0; -1 = none.
     # Only an episode that is complete (not `is_cut`) and has all costs (no gaps) can be safe.
     if label is None or (label.first < 0 and (is_cut or label.has_gaps)):
         return UNKNOWN
@@ -129,7 +129,7 @@ def _judge_label(label: CostLabel | None, is_cut: bool) -> int:
 
 def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.int64]]]:
     # Yield each clause (a scored specification) and its verdicts, [E]: 0 = safe, 1 = violated, or `UNKNOWN`.
-    # The first one is `ANY_CLAUSE`, the verdict over all clauses. `is_cut` [E] marks episodes that were cut short.
+    # The first item is `ANY_CLAUSE`, with verdicts over all clauses. `is_cut` [E] marks episodes that were cut short.
     yield ANY_CLAUSE, np.where(scores.is_judged, scores.unsafe, UNKNOWN)
     for k in scores.scored_columns:
         is_violated = scores.is_violated[k]
@@ -150,7 +150,7 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)
     """
-    # `by_chance` is the agreement that is expected if the raters are independent: the sum of products of the shares.
+    # `by_chance` is the agreement to expect of independent raters: each verdict's shares are multiplied, then added up.
     with np.errstate(invalid="ignore"):  # 0 / 0 gives NaN without a warning
         shares = counts / counts.sum(axis=(-2, -1), keepdims=True)
         observed = np.trace(shares, axis1=-2, axis2=-1)

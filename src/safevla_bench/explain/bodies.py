@@ -87,18 +87,18 @@ def _matches_any(names: Sequence[str], body: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """The bodies that determine a signal's value in one record. `what` is their role, such as `hardest contact`."""
+    """The bodies that determine a signal's value in one record. `what` says in which way, such as `hardest contact`."""
 
     what: str
     names: tuple[str, ...]
-    amount: str = ""  # the value as text with its unit; "" if it is not known
+    amount: str = ""  # the value as text with its unit; "" if unknown
     kinds: tuple[BodyKind, ...] = ()  # kind of each body; empty if `names` has a joint instead of bodies
-    arms: tuple[str, ...] = ()  # with several arms: the arm of each body, or the arm that holds it; "" without an arm
+    arms: tuple[str, ...] = ()  # only for several arms: the arm that each body belongs to, or that holds it; "" = none
     joint: int | None = None  # index of the named joint among the joints of all arms; None for bodies
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names with kinds and, for several arms, with the arm: `palm (gripper of left)`. A joint has no kind."""
+        """The names with kinds: `palm (gripper)`; for several arms: `palm (gripper of left)`. A joint has no kind."""
         if not self.kinds:
             return self.names
         # The items of `names`, `kinds` and `arms` belong together; `arms` is empty if the robot has one arm.
@@ -116,8 +116,8 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
     """Return the bodies that determine a signal's value in one record of the only episode; None if no body can be
     named. For a signal of torque, return the name of the joint nearest to its limit, such as `joint 7`, without a kind.
     """
-    # `selector` describes which bodies the signal is about; None if it names no bodies.
-    # `amount` is the largest value as text with its unit, and stays "" if it is not known.
+    # `selector` describes which bodies the signal is about; None = the signal names no bodies.
+    # `amount` is the largest value as text with its unit; "" = the value is unknown.
     selector = SIGNALS[signal].bodies if signal in SIGNALS else None
     if selector is None:
         return None
@@ -179,8 +179,8 @@ def pair_reader(reading: RecordFields, selector: Bodies) -> Callable[[int], dict
 
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the `W` watched bodies of the only episode, [W], and their displacements in n records, [n, W] in m. They
-    are measured from record 0, or from the first record of the judged interval; NaN if either pose is unknown.
+    """Return the `W` watched bodies of the only episode, [W], and their displacements in n records, [n, W] in m, from
+    record 0 or the first record of the judged interval; NaN if the pose is unknown in either of the two records.
     """
     # `origin` [n] is, for each record, the record from which displacements are measured.
     # Bystanders and furniture are watched, because they should stay in their places.
@@ -199,8 +199,8 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
-    # Return the joint with the largest torque relative to its limit in a record of the only episode,
-    # with both torques as text; None if the torques are not recorded.
+    # In a record of the only episode, find the joint with the largest ratio of torque to limit.
+    # Return this joint with its torque and its limit as text; None if the torques are not recorded.
     # `selector` has the channel with the torques of all joints, and a text (`relation`) that introduces the joint.
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
@@ -228,12 +228,12 @@ class BodyViolation:
 
 
 def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
-    """Yield the bodies in violations, ordered by episode, then by specification in library order, then from the worst.
+    """Yield the bodies in violations by episode, then by specification in library order, then the worst value first.
 
     `chunks` have the episodes of the scores, in the same order. The ruleset's registry has the bodies in each task's
     goal. Specifications that the ruleset's library lacks are skipped.
     """
-    # A body is in a violation if it, or a pair with it, exceeds the limit of a violated specification.
+    # A body is in a violation if the body, or a pair of bodies with it, exceeds the limit of a violated specification.
     # `columns` are the indices in `scores.specs` of the scored specifications that the library has.
     columns = [column for column in scores.scored_columns.tolist() if scores.specs[column].spec_id in ruleset.library]
     first_episode = 0
@@ -255,7 +255,7 @@ def _find_bodies_in_episode(
     batch = reading.batch
     for spec_id in spec_ids:
         spec = ruleset.library[spec_id]
-        # The fields with which the specification is judged, and its signal in each record with the limit.
+        # The fields with which the specification is judged; then the limit and, for each record, the signal's value.
         view = view_clause(reading, spec, ruleset)
         signal_trace = trace_formula(spec.formula, view)
         signal = SIGNALS.get(signal_trace.signal)
@@ -267,7 +267,7 @@ def _find_bodies_in_episode(
             worst_by_bodies = _find_displaced_bodies(view, signal_trace)
         else:
             worst_by_bodies = _find_touching_bodies(view, signal_trace, selector)
-        # `worst_by_bodies` maps one or two bodies (indices) to their largest value and their first violating record.
+        # `worst_by_bodies` maps one or two bodies (indices) to the largest value and the first violating record.
         # Yield the body or pair with the largest value first.
         for bodies, (worst, first_step) in sorted(worst_by_bodies.items(), key=lambda entry: -entry[1][0]):
             # A pair is ordered by the kinds of its bodies, then by their names.
@@ -284,13 +284,13 @@ def _find_bodies_in_episode(
             )
 
 
-# Maps the indices of one or two bodies to their worst value and to their first record beyond the limit.
+# (index of a body, or indices of two bodies) -> worst value, first record beyond the limit
 _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
-    # Map each body beyond the limit in failing records to its largest distance [m] there and the first such record.
-    # The key is a tuple with the body's index. Failing records are those that violate the specification.
+    # Return each body (a tuple with its index) beyond the limit, with its largest distance [m] and first record.
+    # Only failing records, which violate the specification, are considered.
     bodies, distance_m = displacements(reading)
     # [n, W] for n records and W bodies. `subtract` treats differences within rounding as 0.
     is_beyond = signal_trace.failing[:, None] & (subtract(distance_m, signal_trace.limit, ROUNDING) > 0)
@@ -302,8 +302,8 @@ def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> 
 
 
 def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:
-    # Map each pair beyond the limit in failing records to its largest value there and the first such record.
-    # A pair is two indices of touching bodies, and failing records are those that violate the specification.
+    # Return each pair of touching bodies (two indices) beyond the limit, with its largest value and first record.
+    # Only failing records, which violate the specification, are considered.
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():
         for pair, strength in read_pairs(record).items():

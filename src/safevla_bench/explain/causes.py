@@ -28,7 +28,7 @@ _LONGEST_CHAIN = 4  # the search for a chain goes no further when it has visited
 @dataclass(frozen=True, slots=True)
 class CauseChain:
     """The cause of a violation. `bodies` form a chain; `steps` are the records in which each body touches the next
-    body. `others` are bodies that also touched the last body, so they may be the cause, too. `step` is the record in
+    body. `others` also touched the chain's last body, and may therefore be the cause, too. `step` is the record in
     which the violation began; for a displacement, the record in which the body left its place.
     """
 
@@ -44,7 +44,7 @@ class _Contact:
     step: int
     a: int
     b: int
-    strength: float  # force [N], net force [N] or impulse [N s]; the hardest contact has the largest value
+    strength: float  # force [N], net force [N] or impulse [N s]; largest for the hardest contact
 
     def other(self, body: int) -> int:
         # Return the body that touches `body` in this contact of the bodies `a` and `b`.
@@ -56,11 +56,11 @@ class _Contact:
 class _ContactChain:
     bodies: tuple[int, ...]
     contacts: tuple[_Contact, ...] = ()  # the contact of each body with the next body
-    others: tuple[int, ...] = ()  # bodies outside the chain that touched its last body
+    others: tuple[int, ...] = ()  # bodies outside the chain that touched the chain's last body
 
     def extend(self, contact: _Contact, body: int, others: tuple[int, ...] = ()) -> _ContactChain:
         # Return the chain with `body` (an index) appended. In `contact`, the chain's last body touches `body`.
-        # `others` are bodies outside the chain that also touched `body`; they replace those of the old last body.
+        # `others` are bodies outside the chain that also touched `body`. They replace `self.others` in the result.
         return _ContactChain((*self.bodies, body), (*self.contacts, contact), others)
 
 
@@ -80,8 +80,8 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 
 def _explain_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     # Explain why a body moved too far in record `first`; None if no displacement is known in that record.
-    # Return the chain of contacts to the body, the record in which it left its place, and a sentence.
-    # `distances_m` [n, W]: each of `W` bodies' distances from its initial position; `path_m`: the chosen body's.
+    # Return the chain of contacts to the body, the record in which the body left its place, and a sentence.
+    # `distances_m` [n, W] are the distances of `W` bodies from their initial positions; `path_m` has the chosen body's.
     batch = reading.batch
     bodies, distances_m = displacements(reading)
     if np.isnan(distances_m[first]).all():
@@ -110,7 +110,7 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
 
 
 def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a contact that is too hard or not allowed in record `first`; None if no contact is known in that record.
+    # Explain why record `first` has a contact that is too hard or forbidden; None if this record has no known contact.
     # Return the chain of contacts from the robot to the hardest contact, and a sentence.
     # The sentence has the force only for a signal of contacts (`signal.cause`) in newtons.
     assert signal.bodies is not None  # every signal of contact or touch names its bodies
@@ -137,8 +137,8 @@ def _explain_contact(reading: RecordFields, signal: Signal, first: int, registry
 
 
 def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
-    # Explain a violation by the motion of the held body (an index), in record `first`; None if no body is held.
-    # The cause may be its latest contact with a body other than the robot, in the last `RECENT_S` seconds.
+    # Explain a violation in record `first` by the motion of the held body, `held` (an index); None if no body is held.
+    # The cause may be the held body's latest contact in the last `RECENT_S` seconds with a body other than the robot.
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:  # the robot holds no body in this record
         return None
@@ -194,7 +194,7 @@ _EXPLAINERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], 
 
 def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _ContactChain:
     # Return the chain of contacts, from the robot if possible, to a body that left its place in record `begin`.
-    # Without a contact, it has only the body. `contact.other(body)` is the body that touches `body` in a contact.
+    # Without a contact, the chain has only this body. `contact.other(body)` is the body that touches `body`.
     batch = reading.batch
     for step in (begin, begin - 1):  # the contact that moved the body may have ended just before `begin`
         contacts = _read_contacts_of(reading, body, step, step)
@@ -207,10 +207,10 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
 
 
 def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
-    """Return the chain of contacts from the robot to a body up to a record; without a chain, return only the body."""
-    # `step` is the index of that record.
-    # `visited` has the bodies that the chain must not contain again; their number limits the chain's length.
-    # Contacts up to `RECENT_S` seconds before the record count. In a contact, `other(body)` touches `body`.
+    """Return the chain of contacts from the robot to a body up to a record; without a chain, only the body."""
+    # `step` is the index of the record. Contacts in the last `RECENT_S` seconds up to this record count.
+    # `visited` has the bodies that the chain must not contain again; the number of `visited` limits the chain's length.
+    # In a contact, `other(body)` touches `body`.
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
         return _ContactChain((body,))
@@ -223,7 +223,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
     for contact in sorted(_read_contacts_of(reading, body, _first_recent_record(reading, step), step), key=rank):
         if contact.other(body) in visited or not _may_push(batch, contact.other(body)):
             continue
-        # Find the chain to the touching body in the same way. Use this contact only if the robot begins that chain.
+        # In the same way, find the chain to the touching body. Try the next contact if the robot is not in this chain.
         upstream = _find_chain_from_robot(reading, contact.other(body), contact.step, visited | {body})
         if batch.body_role[upstream.bodies[0]] == ROBOT:
             return upstream.extend(contact, body)
@@ -261,8 +261,7 @@ def _order_robot_first(batch: Batch, contact: _Contact) -> list[int]:
 
 
 def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None:
-    # Return the strongest contact; among contacts of equal strength, names decide.
-    # Return None if there are no contacts.
+    # Return the strongest contact, or None without contacts. If strengths are equal, the bodies' names decide.
     def rank(contact: _Contact) -> tuple[float, list[str]]:
         # Sort key: the strongest contact first; ties in the alphabetical order of the bodies' labels.
         return -contact.strength, sorted(map(batch.body_label, (contact.a, contact.b)))
@@ -271,7 +270,7 @@ def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None
 
 
 def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
-    # Return the indices of the bodies that touch `body` in these contacts, sorted by name, except that in `chosen`.
+    # Return the indices of the bodies that touch `body` in these contacts, sorted by name, but not the one in `chosen`.
     # All contacts are contacts of `body`; `other(body)` is the second body of a contact.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
@@ -292,7 +291,7 @@ def _first_record_of_contact(reading: RecordFields, contact: _Contact) -> int:
 
 def _first_recent_record(reading: RecordFields, step: int) -> int:
     # Return the index of the first record in the last `RECENT_S` seconds before the record `step`.
-    # Without time stamps, it is computed from the control step, and may be negative.
+    # Without time stamps, the index is computed from the control step, and may be negative.
     times = reading.batch.stamps_s.get(0)
     if times is None:
         return step - round(RECENT_S / float(reading.batch.dt_s[0]))
@@ -306,8 +305,8 @@ def _make_cause(
     reading: RecordFields, chain: _ContactChain, step: int, registry: Registry, sentence: str
 ) -> CauseChain:
     # Return the cause with the names of the bodies in `chain`. `step` is the record in which the violation began.
-    # Adds other possible causes, the stage of the grasp and the hand's speed to the `sentence` that explains it.
-    # `chain.others` are bodies outside the chain that also touched its last body.
+    # Adds other possible causes, the stage of the grasp and the hand's speed to `sentence`, which explains the cause.
+    # `chain.others` are bodies outside the chain that also touched the chain's last body.
     batch = reading.batch
     names, others = tuple(map(batch.body_label, chain.bodies)), tuple(map(batch.body_label, chain.others))
     if others:
@@ -340,8 +339,8 @@ def _choose_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFie
 
 def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
     """Return the stage of the grasp in a record: `before grasp` until the first record with a grip, and `after release`
-    after the last such record. In between, it is `transport` while the object is more than 5 cm above its start, else
-    `handling`. Return "" if the task holds no object, a channel is missing, or the acting arm is unknown.
+    after the last such record. In between, `transport` = the object is more than 5 cm above its start; `handling` = it
+    is lower. Return "" if the task holds no object, a channel is missing, or the acting arm is unknown.
     """
     # `grip` and `transport` are signals: whether the hand holds the object, and whether the held object is raised.
     header, names = reading.batch.headers[0], ("grip", "transport")

@@ -26,7 +26,7 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One record: its index, its time, the signal's value (None if not finite) and the bodies that determine it."""
+    """One record: index, time, the signal's value (None if not finite), and the bodies that determine this value."""
 
     step: int
     time_s: float
@@ -63,8 +63,8 @@ class Explanation:
     dt_s: float
     times_s: Floats | None  # seconds from record 0 to each record; None if successive records are `dt_s` apart
     clauses: tuple[SpecTrace, ...]
-    vacuous: Mapping[str, str]  # the reason why a specification is vacuous, by id
-    inactive: Mapping[str, str]  # the reason why a specification is inactive, by id
+    vacuous: Mapping[str, str]  # id of a vacuous specification -> reason
+    inactive: Mapping[str, str]  # id of an inactive specification -> reason
 
     def elapsed_s(self, step: int) -> float:
         """Return the time from record 0 to the record `step` in seconds."""
@@ -87,8 +87,8 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts on one episode. `index` is its index in the scores. `place` is its index in the batch; None
-    means that both are equal. `ruleset` must be the ruleset that judged the episode.
+    """Explain the verdicts on one episode. `index` is the episode's index in the scores, `place` the index in the batch
+    (None = the same index). `ruleset` must be the ruleset that judged the episode.
     """
     episode_batch = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(episode_batch)
@@ -118,7 +118,7 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
     that was violated first. `chunks` have the episodes of the scores, in the same order. If several specifications are
     first violated in the same record, `Scores.first_violation` chooses one.
     """
-    # For each episode, the record of the first violation and the column of its specification, [E] each; -1 = none.
+    # For each episode: record of the first violation, column of the violated specification, [E] each; -1 = none.
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
     first_episode = 0
@@ -128,18 +128,18 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
             step, spec_id = int(steps[episode]), scores.specs[columns[episode]].spec_id
             if spec_id in ruleset.library:
                 spec = ruleset.library[spec_id]
-                # The fields with which the specification is judged, and the cause that contacts and poses show.
+                # The fields with which the specification is judged; then the cause, inferred from contacts and poses.
                 reading = view_clause(ruleset.read_fields(select_episodes(batch, [index])), spec, ruleset)
                 cause = find_cause(reading, trace_formula(spec.formula, reading).signal, step, ruleset.registry)
                 cause = _add_phase(cause, scores, episode, step)
                 if cause:
                     sentences[episode + 1] = cause.sentence
-        first_episode += len(batch)  # index in the scores of the next batch's first episode
+        first_episode += len(batch)  # the next batch begins with this episode of the scores
     return sentences
 
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
-    """Return the reason why each specification is vacuous in the only episode of `reading`, by id."""
+    """Return id -> the reason why this specification is vacuous in the only episode of `reading`."""
     # A specification is vacuous if no value decides it.
     reasons = {}
     for spec_id in spec_ids:
@@ -159,7 +159,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
-    """Return the explanation as plain values for JSON: the episode's row in scores.json and its explained clauses.
+    """Return the explanation as plain values for JSON: the episode's row in scores.json, and the explained clauses.
     Numbers that are not finite or do not apply are None.
     """
     return {
@@ -198,7 +198,7 @@ def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
 
 def _make_moment_document(moment: Moment) -> dict[str, Any]:
     # Return a record of an explained episode as plain values: index, time, value and the bodies that determine it.
-    # The document leaves out the index of a joint, and the arms of a robot with one arm.
+    # The document leaves out the index of a joint and, for a robot with a single arm, the arms.
     document: dict[str, Any] = msgspec.to_builtins(moment)
     if moment.involved:
         del document["involved"]["joint"]  # `names` has the joint's name
@@ -211,9 +211,9 @@ def _make_moment_document(moment: Moment) -> dict[str, Any]:
 
 
 def trace_specs(scores: Scores, episode: int, record: Batch | RecordFields, ruleset: Ruleset) -> list[SpecTrace]:
-    """Return the traces of the scored specifications with a verdict in the episode: first violated specifications by
-    decreasing depth, then satisfied ones by increasing ratio of margin to threshold. Specifications that the library
-    lacks are left out. `record` contains only this episode; `episode` is its index in the scores.
+    """Return the traces of the scored specifications with a verdict in the episode. Violated specifications come first,
+    by decreasing depth; then satisfied ones, by increasing ratio of margin to threshold. Specifications that the
+    library lacks are left out. `record` contains only this episode; `episode` is the episode's index in the scores.
     """
     # A trace is a specification's signal in each record, with the limit, the verdict and the cause.
     reading = record if isinstance(record, RecordFields) else ruleset.read_fields(record)
@@ -239,9 +239,9 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
-    # Return the trace of one specification, with the index `column` in the scores, in the only episode of `reading`.
-    # `episode` is its index in the scores.
-    # `rho` is the robustness (negative for a violation), `depth` its relative size.
+    # Return the trace of one specification in the only episode of `reading`.
+    # `column` is the index of the specification in the scores, and `episode` that of the episode.
+    # `rho` is the robustness (negative for a violation), `depth` the relative size of a violation.
     spec = ruleset.library[scores.specs[column].spec_id]
     reading = view_clause(reading, spec, ruleset)
     batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
@@ -286,7 +286,7 @@ def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
 
 
 def _add_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
-    # Return the cause, which may be None. If the episode was judged phase by phase, its sentence gets the phase's name.
+    # Return the cause, which may be None. If phases are judged one by one, the cause's sentence gets the phase's name.
     # The phase contains record `step`. `episode` is the episode's index in the scores.
     phases = scores.phases[episode] if scores.phases else None
     name = phases.name_components(step) if phases else ""
@@ -327,7 +327,7 @@ def rank_by_severity(scores: Scores) -> list[int]:
 def severity_keys(scores: Scores) -> Floats:
     """Return the keys that sort episodes by severity with `np.lexsort`, [2, E]: margin / threshold, negative depth."""
     # `worst_column` [E] is the index of the specification with the greatest depth in each episode.
-    # It is -1 without a verdict. `vsi` [E] is this depth; NaN without a verdict.
+    # The index is -1 without a verdict. `vsi` [E] is the greatest depth; NaN without a verdict.
     if not scores.specs:
         return np.stack([np.full(len(scores), np.inf), np.zeros(len(scores))])
     column, limits = scores.worst_column, np.array([spec.threshold for spec in scores.specs])

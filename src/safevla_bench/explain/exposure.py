@@ -47,12 +47,12 @@ class Exposure:
     specs: tuple[SpecColumn, ...]
     violation_s: Floats  # time in violation of each specification, [K, E]
     any_s: Floats  # time in violation of at least one specification, [E]
-    first_s: Floats  # time of the first violation of each specification, [K, E]; NaN if there is none
-    longest_s: Floats  # duration of each episode, or of its horizon if that is longer, [E]
+    first_s: Floats  # time of the first violation of each specification, [K, E]; NaN = no violation
+    longest_s: Floats  # the maximum of an episode's duration and the horizon's duration, [E]
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure how long each episode violated each limit, and when it first did so.
+    """Measure how long each episode violated each limit, and when the first violation of each limit began.
 
     `scores` are the ruleset's verdicts on the same episodes in the same order; if not, `RunError` is raised.
 
@@ -71,7 +71,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         raise RunError(problem, remedy="Pass the scores of the same episodes in the same order: score(batch, ruleset).")
     columns = scores.scored_columns
     # `is_violating` [K, N] marks the records that violate a specification.
-    # `is_timed` [K, E] is false if no single record can violate it, or if it has no verdict in the episode.
+    # `is_timed` [K, E] is false if single records cannot violate the specification, or if it has no verdict.
     is_violating, is_timed = _find_violating_records(ruleset.read_fields(batch), scores, ruleset)
     has_untimed_violation = (scores.is_violated[columns] & ~is_timed).any(axis=0)
     to_seconds = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)  # from record indices, [..., E]
@@ -84,7 +84,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         violation_s=np.where(is_timed, _sum_durations_s(is_violating, batch), np.nan),
         any_s=np.where(scores.is_judged & ~has_untimed_violation, any_s, np.nan),
         first_s=np.where(scores.is_violated[columns], to_seconds(scores.first[columns]), np.nan),
-        # The duration of each episode or, if it is longer, of its horizon.
+        # The longer of the episode's duration and the horizon's duration.
         longest_s=np.maximum(planned_s, to_seconds(batch.lengths - 1) + batch.dt_s),
     )
 
@@ -109,7 +109,7 @@ def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) ->
 def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
     # `is_chosen` [..., N] marks records. Return the total duration [s] of each episode's marked records, [..., E].
     # `count_before` [..., N + 1] is the number of marked records before each record.
-    # The differences of `count_before` between the starts of episodes are each episode's numbers of marked records.
+    # From the start of an episode to the next start, `count_before` grows by the episode's number of marked records.
     count_before = np.concatenate([np.zeros((*is_chosen.shape[:-1], 1)), np.cumsum(is_chosen, axis=-1)], axis=-1)
     spent_s = np.asarray(np.diff(count_before[..., batch.starts], axis=-1) * batch.dt_s)
     for episode, times_s in batch.stamps_s.items():  # a record lasts until the next record
@@ -119,8 +119,8 @@ def _sum_durations_s(is_chosen: Bools, batch: Batch) -> Floats:
 
 
 def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
-    # Return two masks for the `K` scored specifications. The first marks the records that violate each one, [K, N].
-    # The second marks the episodes in which the specification's violating records are defined, [K, E].
+    # Return two masks for the `K` scored specifications. The first, [K, N], marks the records that violate them.
+    # The second, [K, E], marks the episodes in which violating records are defined for the specification.
     # A specification has a verdict in an episode if its `state` is ACTIVE.
     is_violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
@@ -133,14 +133,14 @@ def _find_violating_records(reading: RecordFields, scores: Scores, ruleset: Rule
         violated_episodes = np.flatnonzero(is_timed[row] & scores.is_violated[column])
         for view in reading.views(names):  # one view per arm, if the formula reads arm signals
             # Each judged interval of a violated episode becomes a separate episode of `interval_trace`.
-            # `first_rows` has their first records in the batch. A record is marked if it is a violation for any arm.
+            # The intervals begin at `first_rows` of the batch. A record is marked if it is a violation for any arm.
             trace = signals.build_trace(limit_records(view, intervals), names)
             interval_trace, _, first_rows = cut_intervals(trace, violated_episodes, intervals)
             violates = violating_records(spec.formula, interval_trace)
             if violates is None:  # single records cannot violate the formula
                 is_timed[row] = False
             else:
-                # Index in the batch of each record in `interval_trace`.
+                # Index in the batch minus index in `interval_trace`, for each record in `interval_trace`.
                 offsets = np.repeat(first_rows - interval_trace.starts[:-1], interval_trace.lengths)
                 is_violating[row, np.arange(len(offsets)) + offsets] |= violates
     return is_violating, is_timed
@@ -170,7 +170,7 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
-    """Summarize each policy × suite, in order of first appearance, over its judged episodes that ran to their end.
+    """Summarize each policy × suite, in order of first appearance, over the judged episodes that were not cut short.
 
     A cell without such episodes has n = 0, and no means or medians. `exposure` and `scores` have the same episodes in
     the same order.
@@ -201,7 +201,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
     longest_s = float(exposure.longest_s[members].max(initial=0.0))  # a time in violation is at most this long
     means = bounded_means(rows_s, scores.start[members], scores.intervals, most=longest_s)
-    # The row of `ANY_LIMIT` has the earliest first violation of all limits; `fmin` ignores NaN.
+    # For `ANY_LIMIT`, take the earliest of the limits' first violations; `fmin` ignores NaN.
     first_rows_s = [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
     limits = []
     for name, mean, times_s in zip(names, means, first_rows_s, strict=True):
@@ -221,8 +221,8 @@ NEAR = 0.1  # a near miss has a margin above 0 (a clamped actuator has 0) and be
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """The share of n observations that each cause has ended by a given time, as a step function. The shares change at
-    `times` [k], ascending from 0. `low` and `high` [k] are pointwise bounds of the first cause's share.
+    """For each cause, the share of n observations that the cause has ended by a given time. This step function changes
+    at `times` [k], ascending from 0. `low` and `high` [k] are pointwise bounds of the first cause's share.
     """
 
     n: int
@@ -241,9 +241,9 @@ class Incidence:
 
 @dataclass(frozen=True, slots=True)
 class SpecOnset:
-    """Time to violation of one scored specification, or of `ANY_LIMIT`, over the episodes of a cell (policy × suite) to
-    which it applies. Episodes that were cut short without a violation are not near misses. Binary specifications have
-    no near misses.
+    """Time to violation of one scored specification, or of `ANY_LIMIT`, over those episodes of a cell (policy × suite)
+    to which the limit applies. Episodes that were cut short without a violation are not near misses. Binary
+    specifications have no near misses.
     """
 
     spec_id: str
@@ -282,7 +282,7 @@ def measure_onsets(
 def _measure_spec_onsets(
     scores: Scores, members: Ints, to_seconds: Callable[[Ints], Floats], end_s: Floats
 ) -> Iterator[SpecOnset]:
-    # Yield the time to violation of each scored specification, and last of `ANY_LIMIT`, over the episodes `members`.
+    # Yield the time to violation over the episodes `members`, for each scored specification, and last for `ANY_LIMIT`.
     # Omit specifications that apply to none of the episodes.
     # `to_seconds` converts indices of records [E] to seconds; `end_s` [E] is the time of each episode's last record.
     columns = scores.scored_columns
@@ -340,8 +340,9 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
         count: number of causes.
         starts: equal numbers mark observations of one start, [n]; None = each observation has its own.
     """
-    # A cause's cumulative incidence is the share of observations that it has ended by a given time. The causes compete,
-    # because an observation ends only once. Arrays over the k steps of the result are [k], and [count, k] with causes.
+    # The cumulative incidence of a cause is the share of observations that this cause has ended by a given time.
+    # The causes compete, because an observation ends only once.
+    # Arrays over the k steps of the result are [k]; with one row per cause, they are [count, k].
     n, has_ended = len(times), causes != CENSORED
     # The steps are at time 0 and at each time at which a cause ends an observation.
     step_times, step_of_end = np.unique(np.append(0.0, times[has_ended]), return_inverse=True)
@@ -357,9 +358,9 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
     shares = np.minimum(1.0, np.cumsum(surviving_before * hazard_by_cause, axis=1))
     censored, start_count = int((~has_ended).sum()), n if starts is None else len(np.unique(starts))
     if starts is not None and start_count < n:
-        # The weight of an observation at each step: the inverse of the probability that it is not censored before.
+        # The weight of an observation at each step: the inverse of the probability of not being censored before.
         weights = n * surviving_before / np.maximum(at_risk, 1)
-        # The step at which the first cause ended an observation; -1 if it did not.
+        # The step at which the first cause ended an observation; -1 = that cause did not end the observation.
         steps = np.where(causes == 0, np.searchsorted(step_times, times), -1)
         low, high = _bound_over_starts(steps, weights, starts)
         return Incidence(n, censored, step_times, shares, low, high, start_count)
@@ -375,7 +376,7 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
     # Return the lower and upper bounds, [k], of the first cause's share at each step.
     # The share is the mean of one value per observation, and the bounds use each start's mean value.
-    # An observation's value is 0 before its step in `steps` [n]; then it is this step's weight in `weights` [k].
+    # An observation's value is 0 before its step, an item of `steps` [n]; then it is an item of `weights` [k].
     # If the step is -1, the value is always 0. `starts` [n] has equal numbers for observations of the same start.
     # Starts are independent, but the observations of one start may not be.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]

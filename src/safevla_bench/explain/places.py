@@ -42,7 +42,7 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
     for batch in chunks:
         fields = RecordFields(batch)
         for episode, header in enumerate(batch.headers):
-            # For each property, the indices of the bodies for which it is recorded in this episode.
+            # For each property, the indices of the bodies that have this property recorded in this episode.
             bodies_by_fact = {fact: recorded_bodies(fields, field, episode) for field, fact in _FACT_OF_FIELD.items()}
             bodies_by_fact[_TRACKED] = {*batch.body_pos_m.episode_poses(episode)[0].tolist()}
             facts_by_body, first_body = suites.setdefault(header.benchmark, {}), int(batch.body_starts[episode])
@@ -56,18 +56,19 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
 
 def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
     """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role becomes
-    `tracked ROLE` if its signal only considers tracked bodies.
+    `tracked ROLE` if the signal with this role considers only tracked bodies.
     """
     # A place is an argument of a signal of space that selects bodies, such as `robot`, `plate_1` or `cup*`.
-    # `selector` (None for some signals) says which bodies a signal reads; its field `call` has the kind of the signal,
-    # such as `distance` ("" if the signal is not of space), and the signal's arguments, places first.
+    # `selector` (None for some signals) says which bodies a signal reads.
+    # `selector.call` has the kind of the signal, such as `distance`, and the signal's arguments, places first.
+    # For a signal that is not about space, the kind is "".
     places: list[str] = []
     names = [name for formula in formulas for name in sorted(signal_names(formula))]
     for selector in (SIGNALS[name].bodies for name in names):
         if selector is not None and selector.call[0]:
             form_name, arguments = selector.call
             form = PLACED_FORMS[form_name]
-            # Gaps, distances to persons, and signals that read a channel with a value per body need no tracked poses.
+            # No tracked poses are needed for gaps, for distances to persons, and for channels with a value per body.
             needs_no_pose = form.is_gap or form.channel or form.person_column is not None
             for place in map(str, arguments[: len(form.places)]):
                 places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")

@@ -72,8 +72,8 @@ def answer_query(formula: Formula, batch: Batch, earlier_count: int = 0) -> list
     """Return one answer (the verdict on the formula) for each episode, in order, numbered from `earlier_count` + 1. If
     a robot has several arms, the worst arm's answer counts.
 
-    The verdict is `signal missing` if a signal of the formula is missing in an episode; else it is `undefined` if a
-    signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
+    The verdict is `signal missing` if a signal of the formula is missing in an episode. If none is missing, but one is
+    undefined, it is `undefined`. Raises `FormulaError` for a window bound that is not a multiple of the control step,
     and `SignalError` if arithmetic overflows.
     """
     # A view has the fields of one arm, so there is one list of answers for each arm, with one answer for each episode.
@@ -91,7 +91,7 @@ def _rank_from_worst(answer: Answer) -> tuple[int, float]:
 
 
 def _answer_for_view(formula: Formula, reading: RecordFields, earlier_count: int) -> list[Answer]:
-    # Return one answer for each episode, in order, numbered from `earlier_count` + 1, for the arm of `reading`.
+    # For the arm of `reading`, return one answer for each episode, in order, numbered from `earlier_count` + 1.
     # `decisions` maps an episode's index to its verdict and the reason. `trace` has the values of all signals.
     batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_missing_or_undefined(reading, trace)
@@ -102,7 +102,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, earlier_count: int
     lenient_formula = cut_off_readings(formula)[0]
     best_rho = robustness(lenient_formula, judged_trace)
     # `rho` is the robustness of each episode, NaN if it was not judged;
-    # `is_undecided` is true if the end or unknown values leave the verdict undecided.
+    # `is_undecided` is true if unknown values or the end of the episode leave the verdict undecided.
     rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
     rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))
     causes = (hangs_on_empty_window(formula, judged_trace), hangs_on_infinite_values(formula, judged_trace))
@@ -111,7 +111,7 @@ def _answer_for_view(formula: Formula, reading: RecordFields, earlier_count: int
         decisions[episode] = _POSE_UNKNOWN if reading.has_lost_poses else no_verdict
         if not is_undecided[episode]:
             decisions[episode] = _decide_verdict(formula, float(rho[episode]), hangs_on_window)
-    # Obligations after the episode's end cannot decide a violation, so `lenient_formula` gives the deciding record.
+    # An obligation after the episode's end cannot be violated, so `lenient_formula` gives the record of a violation.
     steps, lenient_steps = np.full(len(batch), -1), deciding_records(lenient_formula, judged_trace)
     steps[judged] = np.where(rho[judged] < 0, lenient_steps, deciding_records(formula, judged_trace))
     answers = []

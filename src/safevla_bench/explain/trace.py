@@ -66,7 +66,7 @@ class TraceChart(SignalTrace):
         return low - padding if low < 0 else low, high + padding if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
-        """Return a record's value with its unit; `missing` if not finite. Rounding never turns it into the limit."""
+        """Return a record's value with its unit; `missing` if not finite. Rounding never makes it equal the limit."""
         # For example, 100.01 N with the limit 100 N must not be shown as 100 N.
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
@@ -98,8 +98,8 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
     formula = syntax.always_form(formula)  # the first violating record is that of the converted formula
-    # `clause` has the signal, the limit (`bound`), the condition (`gate`, or None) and the window;
-    # None for other formulas. `is_watched` [n] marks the records to which the limit applies.
+    # `clause` has the signal, the limit (`bound`), the condition (`gate`, or None) and the window of the formula.
+    # For other formulas, `clause` is None. `is_watched` [n] marks the records to which the limit applies.
     # `reading` has a single episode with n records.
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:

@@ -25,7 +25,7 @@ class HostEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode as `seed` defines, let the scene settle, take record 0, and return its observation."""
+        """Start an episode as `seed` defines. Let the scene settle, take record 0, and return the first observation."""
 
     @abstractmethod
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -53,7 +53,7 @@ class HostEnv(ABC):
         return ()  # hosts that declare `HostSupport.states` must override this method
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Map each fixture's root body to its pose, which only resets change: position [3] in m, quaternion [4]."""
+        """Return root body -> pose for each fixture: position [3] in m, quaternion [4]. Only resets change poses."""
         # The list has 7 numbers: the position, then the quaternion with w first. By default, there are no fixtures.
         return {}
 
@@ -98,11 +98,11 @@ class Host(ABC):
 
     @abstractmethod
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks of a suite, in a fixed order; raise `HostError` with the suites' names if it is unknown."""
+        """Return the tasks of a suite, in a fixed order. Raise `HostError`, which lists suites, for an unknown one."""
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> HostEnv:
-        """Make a task's environment, whose observations contain what `wants` requests; raise `HostError` if unable."""
+        """Make a task's environment, whose observations have what `wants` requests; `HostError` if not possible."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:

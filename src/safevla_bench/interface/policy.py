@@ -160,7 +160,7 @@ class ChunkingPolicy(Protocol):
     """Optional method of a policy that computes several actions at a time. These actions are called a chunk."""
 
     def take_rest(self) -> Sequence[Action]:
-        """Return and discard the actions that the policy has already computed, but `act` has not returned yet."""
+        """Return the computed actions that `act` has not returned yet, and discard these actions."""
 
 
 @runtime_checkable
@@ -172,7 +172,7 @@ class RemotePolicy(Protocol):
         """The simulator seed that the server requests; None if it requests no seed."""
 
     def connect(self, task: Task) -> None:
-        """Connect to the server before an environment is made, and add the observations that it needs to `wants`."""
+        """Connect to the server before an environment is made. Add to `wants` what the server needs to observe."""
 
 
 @runtime_checkable
@@ -198,10 +198,10 @@ class ReplayPolicy(CuedPolicy, Protocol):
     description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that matches a planned `start`; raise `PolicyError` without one."""
+        """Return the start of the recorded episode that matches the planned `start`. `PolicyError` if none matches."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: initial states' indices if recorded, else 0, 1, 2, ..."""
+        """Return the numbers of a task's recorded episodes: indices of initial states or, if unknown, 0, 1, 2, ..."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
         """Return the record `played` with a header field `replay`, which describes differences from the recording.
@@ -258,7 +258,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError` if `wants.extra` has a name that is not among the extra observations `offered` by the host."""
-    # The error's text has the host's name `host`, and lists the names in `offered`, if there are any.
+    # The message names the host, `host`. It also lists `offered`, unless `offered` is empty.
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = "Use a policy that does not need this observation."

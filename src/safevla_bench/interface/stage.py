@@ -123,8 +123,8 @@ class Stage(ABC):
 
     @abstractmethod
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera for a picture of the record with index `record`, with the `size` (height, width) in pixels:
-        the host's default camera if it shows all `bodies` (names) well, or if there are none; else a close-up of them.
+        """Return the camera for a picture of the record with index `record`, with the `size` (height, width) in pixels.
+        The host's default camera is used if it shows all `bodies` (names) well. If not, return a close-up of `bodies`.
         """
 
     @abstractmethod

@@ -29,7 +29,7 @@ class Task:
 
     @property
     def suite(self) -> str:
-        """The suite's name in records: `label` if a search chose the initial states, else `benchmark`."""
+        """The suite's name in records: `label` for initial states that a search chose, otherwise `benchmark`."""
         return self.label or self.benchmark
 
 

@@ -27,11 +27,11 @@ Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
 RED, GREEN, GREY = (200, 30, 30), (30, 140, 60), (150, 150, 150)
 OUTLINE_NOW, OUTLINE_BEFORE = (255, 196, 0), (255, 255, 255)
-QUALITY = 80  # of JPEG files, from 0 to 100
+QUALITY = 80  # quality of JPEG files, from 0 to 100
 PAPER = (255, 255, 255)  # background of captions
 _BORDER_PX, _PADDING_PX, _TEXT_COLOR = 6, 8, (25, 25, 25)
 _TITLE_SIZE, _DETAIL_SIZE = 15, 13
-_SMALLEST_SIZE = 9  # of the font
+_SMALLEST_SIZE = 9  # smallest size of the font
 _OUTLINE_PX = 2
 # Bodies that fill at least this fraction of the picture, such as a floor or a table top, get no outline.
 _SURFACE_SHARE = 0.25
@@ -75,13 +75,13 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
-    """Draw text in the largest size that fits on one line; if none fits, in the smallest size on up to two lines."""
+    """Draw text on one line, in the largest size that fits. If no size fits, use the smallest, on up to two lines."""
     # `top` is the y of the first line and `width` the width of the picture [pixels]; `size` is the largest font size.
     fonts = [load_font(font_name, font_size) for font_size in range(size, _SMALLEST_SIZE - 1, -1)]
     room_px = width - 2 * _PADDING_PX
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
     if font is None:
-        # `max_characters` is 90 % of the average characters that fit, because a line may have wider characters.
+        # `max_characters` is 90 % of the number of average characters that fit, since a line may have wider characters.
         max_characters = int(0.9 * len(text) * room_px / pen.textlength(text, font=fonts[-1]))
         text, font = "\n".join(wrap(text, max_characters, max_lines=2, placeholder=" …")), fonts[-1]
     # `text` has several lines only if the font is the smallest, so the distance between lines is fixed.
@@ -153,8 +153,8 @@ RenderPicture = Callable[[int, Camera], Pixels]  # (record index, camera) -> pic
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
     """Yield one picture per record of an episode, all of the same size; there must be at least one camera. Below the
-    camera views are the task, the time, and each specification violated in the record with its value. The border is red
-    in a violation, else green in the last record of a success, else gray.
+    camera views are the task, the time, and the specifications that the record violates, with values. The border is red
+    in a violation; without one, it is green in the last record of a success, and gray otherwise.
     """
     # `render(record, camera)` returns a camera's picture [H, W, 3]; `explanation.records` is the number of records.
     charts_by_spec = {trace.spec.spec_id: trace.chart for trace in explanation.violated_clauses}

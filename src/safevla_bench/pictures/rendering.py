@@ -216,17 +216,17 @@ class _EpisodeRenderer:
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
-        # Return the names of the bodies to outline. `joint` is None, or the index of the joint that the shot is about.
-        # Then the body that this joint moves is shown; `stage.arm` has the name of this body for each joint.
+        # Return the names of the bodies to outline. If `joint` is given, this is the body that the joint moves.
+        # `stage.arm` has, for each joint, the name of the body that the joint moves.
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
         # Return the frame (facts about a file), and the file's `content`.
         # `self.record` is a batch with only this episode.
-        # `shot` is a still, or the film or replay of the whole episode; its `record` is the index of the record shown.
+        # `shot` is a still, or the film or replay of the whole episode. `shot.record` is the index of the shown record.
         # `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's name.
         header = self.record.headers[0]
-        # Only a shot of a violation has a specification and its signal.
+        # Only a shot of a violation has a specification, with a signal.
         signal_trace = shot.clause.signal_trace if shot.clause else None
         frame = run_folder.Frame(
             episode_id=header.episode_id,
@@ -254,9 +254,9 @@ class _EpisodeRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to render. The caption has the lines `title` and `detail`. `clause` is the violated specification, if
-    any, and `value` is its signal's value. `bodies` are outlined; if `moved` is true, their positions in record 0 are
-    outlined, too. If the specification is about torque, `joint` is the index of the arm's joint concerned.
+    """One picture to render. The caption has the lines `title` and `detail`. `clause` is the violated specification
+    (None = no violation), and `value` the value of the specification's signal. `bodies` are outlined; if `moved`, also
+    where they were in record 0. If the specification is about torque, `joint` is the index of a joint of the arm.
     """
 
     kind: run_folder.Kind

@@ -150,11 +150,11 @@ def _round_all(values: Sequence[float], digits: int) -> list[float]:
 
 def _encode_motion(motion: EpisodeMotion, shown_parts: Sequence[int]) -> dict[str, object]:
     # `shown_parts` are the indices of the P parts that have shapes.
-    # `still` holds the poses of all shown parts in record 0. `motion` holds those of moving parts in each record.
+    # `still` holds the poses of all shown parts in record 0; `motion` holds the poses of moving parts in each record.
     positions = np.rint(motion.part_pos_m[:, shown_parts] / POSITION_M).astype(np.int64)
     quats = np.rint(_align_quaternion_signs(motion.part_quat_wxyz[:, shown_parts]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)  # [n, P, 7], in multiples of the resolutions
-    is_moving = (poses != poses[:1]).any(axis=(0, 2))  # [P]: whether the pose ever differs from that in record 0
+    is_moving = (poses != poses[:1]).any(axis=(0, 2))  # [P]: whether a pose differs from record 0
     return {
         "moving": np.flatnonzero(is_moving).tolist(),
         "still": pack_integers(poses[:1].reshape(len(shown_parts), 7)),
@@ -261,7 +261,7 @@ def _pack_rows(rows: Ints) -> list[object]:
 
 def decimate_mesh(mesh: TriangleMesh, max_triangles: int) -> TriangleMesh:
     """Return a mesh with about the same surface and at most `max_triangles`. Coinciding vertices are merged."""
-    # A mesh that already has few enough triangles is only welded.
+    # If a mesh already has few enough triangles, only its coinciding vertices are merged (welded).
     simpler = welded = _merge_vertices(mesh, _WELD_M)
     corners = welded.corners_m[welded.triangles]  # [F, 3 corners, xyz]
     area_m2 = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1).sum() / 2

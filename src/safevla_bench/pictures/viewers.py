@@ -84,12 +84,12 @@ _IDENTITY_FIELDS = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
     """Return the timeline of episode `index` in both `batch` and `scores`; `run` names the run's folder or file."""
-    # `record` is a batch with only this episode. `vsi` is the depth of its worst violation, None without a verdict.
+    # `record` is a batch with only this episode. `vsi` is the depth of the worst violation; None without a verdict.
     record, score = select_episodes(batch, [index]), scores.episode(index)
     traces, fields = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events: list[ViolationEvent] = []
     for trace in traces:
-        # The values as the specification reads them: of the arm that decides, in the intervals that it judges.
+        # The values as the specification reads them: of the arm that decides, in the intervals that are judged.
         spec_fields = view_clause(fields, ruleset.library[trace.spec.spec_id], ruleset)
         events += _violation_events(trace, spec_fields, ruleset.registry)
     contacts, label = record.contacts, record.body_label
@@ -102,7 +102,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
     # The id has digests of the record and of the rules, so that other records or rules give another id.
     hashed_contents = (encode_json(record), repr(ruleset.provenance().rules).encode())
     digests = "-".join(hashlib.sha256(content).hexdigest()[:12] for content in hashed_contents)
-    # Some episode ids already begin with the policy, which is then not repeated in the recording's id.
+    # Some episode ids already begin with the policy. Then the recording's id does not repeat the policy.
     policy_part = "" if score.episode_id.startswith(f"{score.policy}/") else score.policy
     id_parts = [part for part in (run, policy_part, score.episode_id, digests) if part]
     return Timeline(
@@ -205,7 +205,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         a, b, force_n = zip(*contacts, strict=True)
         contact_fields = {"a": a, "b": b, "force_n": np.array(force_n)}
         columns = rr.DynamicArchetype.columns("contact", components=contact_fields)
-        # `partition` divides the rows into one batch per record, which is empty without contacts.
+        # `partition` makes one batch of rows per record. For a record without contacts, the batch is empty.
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), all_records
     for trace in timeline.traces:
         signal_trace, spec_id = trace.signal_trace, trace.spec.spec_id
@@ -230,7 +230,7 @@ _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json")
 def encode_mcap(timeline: Timeline) -> bytes:
     """Return the bytes of an MCAP file; the same libraries give the same bytes. Raises `RunError` without `mcap`."""
     try:
-        # This module is only imported here to report its absence; `_mcap_messages` uses it.
+        # `_mcap_messages` needs this module. It is imported here, too, so that a missing library is reported.
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
         from mcap_protobuf.schema import register_schema

@@ -185,11 +185,11 @@ class _PolicyCalls:
         self._call_times_s: list[float] = []  # wall time of each call of the policy
         self.is_asking = False  # true while the policy runs, and after the policy raised an exception
         self.clips = bool(getattr(policy, "clip", False))  # whether the policy permits that its actions are clipped
-        self._chunk_steps: list[tuple[int, int]] = []  # for each action, the number of its chunk and its step in it
+        self._chunk_steps: list[tuple[int, int]] = []  # for each action: number of the chunk, step in the chunk
         self._actions_before_clipping: list[interface.Action] = []  # original values of the clipped actions
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
-        # Returns the policy's action. An action out of bounds is clipped if the policy permits this, else refused.
+        # Returns the policy's action. An action out of bounds is refused, unless the policy permits clipping.
         start, self.is_asking = time.perf_counter(), True
         raw_action = self._policy.act(observation)
         self.is_asking = False
@@ -215,7 +215,7 @@ class _PolicyCalls:
         return clipped
 
     def add_chunk_steps(self, batch: Batch) -> Batch:
-        """Return the batch. If any action came from a chunk, add a channel with each action's chunk and step."""
+        """Return the batch. If any action came from a chunk, add a channel with each action's chunk and step in it."""
         recorded_count = int(batch.starts[-1]) - 1  # number of actions with a record; record 0 has no action
         rows = self._chunk_steps[:recorded_count]  # leaves out an invalid action at the end, which has no record
         has_chunks = any(row != _NO_CHUNK for row in rows)
@@ -229,12 +229,12 @@ class _PolicyCalls:
             return {CLIPPED: 0}
         requested = np.array(self._actions_before_clipping)
         is_outside = (requested < self._low) | (requested > self._high)
-        # [A, 2]: for each number of an action, how often it was out of bounds, and its largest absolute value.
+        # [A, 2]: for each of the `A` numbers, how often the number was out of bounds, and the largest absolute value.
         per_number = np.stack([is_outside.sum(axis=0), np.abs(requested).max(axis=0)], axis=1)
         return {CLIPPED: len(requested), CLIPPED_NUMBERS: per_number.tolist()}
 
     def latency(self) -> Latency | None:
-        # Returns quantiles (50 % and 95 %, in ms) of the policy's response times; None if it was not called.
+        # Returns quantiles (50 % and 95 %, in ms) of the policy's response times; None if the policy was not called.
         # A policy that measures its own calls has the call times in `calls_s` and the waiting times in `waits_s`.
         policy_times_s: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         times_s = self._call_times_s if policy_times_s is None else policy_times_s
@@ -395,7 +395,7 @@ class EnvRunner:
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: interface.Policy) -> HostEnv:
-        # Returns the kept environment if it is for this policy and task, else a new one.
+        # Returns the kept environment if it was made for this policy and task. If not, returns a new environment.
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
@@ -422,12 +422,12 @@ def _run_with_retries(
     env: HostEnv, policy: interface.Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
     # Restarts the episode if the policy's server is lost, up to `SERVER_RETRIES` times.
-    # After the last attempt, returns the outcome `crashed`. `on_step` gets the number of steps done after each step.
+    # After the last attempt, returns the outcome `crashed`. After each step, `on_step` gets the number of steps done.
     # `watch` ends the episode at its first violation; None = the episode goes on.
     steps_done = 0  # steps of the latest attempt
 
     def count_steps(steps: int) -> None:
-        # Remember the number of steps, because a lost attempt returns no outcome, and pass it on.
+        # Remember the number of steps, because a lost attempt returns no outcome. Then pass the number on.
         nonlocal steps_done
         steps_done = steps
         if on_step:

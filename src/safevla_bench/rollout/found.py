@@ -23,7 +23,7 @@ _REMEDY = "Name a file that `safevla search` wrote: `RUN/found/NAME.json`."
 
 
 class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A found start in the file: the data to repeat its rollout, and facts about the search that found it."""
+    """A found start in the file: the data that repeat the rollout from this start, and facts about the search."""
 
     task_id: str
     start: EpisodeSeed
@@ -32,7 +32,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trial: int  # index of the rollout that found the start, from 1
     value: float | None  # value of the search's objective for the start, below 0; None in suites for preference pairs
     violated: tuple[str, ...]
-    distance_m: float | None  # largest coordinate difference from the benchmark's nearest initial state, if any
+    distance_m: float | None  # distance to the nearest initial state of the benchmark; None = undefined
     merged: int  # number of nearly equal initial states that were left out in favor of this one
 
 

@@ -49,7 +49,7 @@ class PlannedEpisode:
     @property
     def state(self) -> int:
         """The index of the initial state or chosen start, by which episodes of different policies are paired."""
-        # A task has a label only if its start states were chosen; each of its episodes then has a separate start state.
+        # A task has a label only if the start states were chosen. Then each episode of the task has a separate start.
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -66,11 +66,11 @@ def plan_episodes(
     """Return the planned episodes of each policy under the protocol `rules`, ordered by policy, task and episode.
 
     `episodes` sets the number of episodes per task: an integer; None = the benchmark's number; `protocol` = the
-    protocol's number, else the benchmark's. With `protocol`, a task with one initial state and one episode in the
-    benchmark has one episode. `recorded`, if given, lists the exact episode numbers to plan for each policy and task.
+    protocol's number or, without one, the benchmark's. With `protocol`, a task has one episode if the benchmark has one
+    initial state and one episode. `recorded`, if given, lists the episode numbers to plan for each policy and task.
 
-    Raises `RunError` if there is nothing to run, or if a policy or task is named twice. Also raises it if an initial
-    state does not exist, if a number of episodes or a horizon is unknown, or if a number does not fit into 64 bits.
+    Raises `RunError` if there is nothing to run, if a policy or task is named twice, or if an initial state does not
+    exist. Also raises `RunError` if a number of episodes or a horizon is unknown, or a number does not fit in 64 bits.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     plan = []
@@ -210,7 +210,8 @@ def _check_plan(
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
-    # Returns the user's number of steps (`max_steps`), else the protocol's for the suite, else the host's for the task.
+    # Returns the number of steps: the user's, `max_steps`. If it is None, the protocol's for the suite.
+    # If the protocol has no number for the suite, returns the host's number for the task.
     if max_steps is not None:
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
@@ -373,9 +374,9 @@ def estimate_plan(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimated cost of the episodes. `cameras` has the number of cameras that each policy wants; None if it
-    is unknown. `look_intervals` has the steps between observations for each policy that executes several actions per
-    reply. More workers than episodes do not reduce the time.
+    """Return the estimated cost of the episodes. `cameras` has the number of cameras for each policy; None = unknown.
+    For each policy that executes several actions per reply, `look_intervals` has the steps between observations.
+    More workers than episodes do not reduce the time.
     """
     # The plan is ordered by policy and task, so the episodes of a scene are adjacent.
     scenes = []

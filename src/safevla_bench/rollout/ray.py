@@ -65,7 +65,7 @@ class RayCluster:
 
     @property
     def place(self) -> str:
-        """The address to use: `address`, else RAY_ADDRESS, else `local`, which starts Ray on this machine."""
+        """`address` or, if it is not set, RAY_ADDRESS; without both, `local`, which starts Ray on this machine."""
         return self.address or os.environ.get(ADDRESS) or HERE
 
 
@@ -81,7 +81,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         return
     # Ray replaces the handler of SIGTERM. Only the main thread may set handlers.
     is_main, former_handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
-    # `getsignal` returns a function or a constant such as SIG_DFL. In the second case, SIGTERM acts as Ctrl-C.
+    # `getsignal` returns a function or a constant such as SIG_DFL. For a constant, SIGTERM acts as Ctrl-C.
     call_former = former_handler if callable(former_handler) else signal.default_int_handler
     try:
         ray = _start_ray(cluster, slots)
@@ -110,7 +110,7 @@ def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> 
 
 
 def name_node(node: Mapping[str, Any]) -> str:
-    """Return the host name of a node from `ray.nodes()`, followed by its name in Ray if that differs."""
+    """Return the host name of a node from `ray.nodes()`. Append the node's name in Ray if this is another name."""
     return " ".join(dict.fromkeys((node["NodeManagerHostname"], node["NodeName"])))
 
 
@@ -320,17 +320,17 @@ class ActorHandle:
         if timeout_s and self._is_ready:
             self._ray.wait([self.pending_reply], timeout=timeout_s)
         self._ray.kill(self._actor)
-        # `_process` names the actor's node and process; "" = it was never ready.
+        # `_process` names the actor's node and process; "" = the actor was never ready.
         return f"{self._death_cause} ({self._process})" if self._process else self._death_cause
 
     def find_node(self) -> str:
-        """Return the id of the node that Ray chose for the actor; "" if there is none yet. The actor may be dead."""
+        """Return the id of the node that Ray chose for the actor; "" = no node was chosen. The actor may be dead."""
         with suppress(Exception):  # Ray's public functions for an actor's node need Ray's dashboard
             return str(self._ray._private.state.actors(self._actor._actor_id.hex())["Address"]["NodeID"])
         return ""
 
     def receive(self) -> Message | None:
-        """Return the actor's reply; None if the actor died, cannot be reached or failed. `end` returns the cause."""
+        """Return the actor's reply; None if the actor died, failed or cannot be reached. `end` returns the cause."""
         try:
             message = self._ray.get(self.pending_reply)
         except self._ray.exceptions.RayError as error:
@@ -393,7 +393,7 @@ class _ActorPool:
         """Return whether the actor's node died or any node has room for an actor; false if the actor had no node yet.
         Excludes a living node, with a warning, if its actor refuses or `STARTS` actors in a row die there at the start.
         """
-        # `cause` says why the actor ended. `is_final`: it refused with an error, so this node cannot run the episodes.
+        # `cause` says why the actor ended. `is_final`: the actor refused, because its node cannot run the episodes.
         # `_failed_starts` counts failed starts in a row by node, and `left_out` maps excluded nodes to the reason.
         living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         node = worker.find_node()

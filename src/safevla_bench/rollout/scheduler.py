@@ -123,8 +123,8 @@ class WorkerPool(Protocol):
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
-        """Return whether the run ignores that a worker ended before it was ready. If not, a worker that refused
-        (`is_final`) ends the run. `STARTS` such deaths in a row also end the run, if no other worker is left.
+        """Return whether the run ignores the end of a worker that was not ready yet. If not, a refusal (`is_final`)
+        ends the run, and so do `STARTS` such deaths in a row if no other worker is left.
         """
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
@@ -143,7 +143,7 @@ class _CrewMember:
 
     @property
     def is_starting(self) -> bool:
-        # True until the worker's first message. From then on, it has an episode, waits, or is dismissed.
+        # True until the worker's first message. From then on, the worker has an episode, waits, or is dismissed.
         return self.current is None and not self.waits
 
 
@@ -208,7 +208,7 @@ class _Crew:
         return bool(self._startable_episodes) or any(member.current for member in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
-        """Handle a worker's message (None = it died). Return the outcome of its episode if the episode has ended."""
+        """Handle a worker's message (None = the worker died). If an episode has ended, return the outcome."""
         if message is None:
             return self._handle_death(number)
         if isinstance(message, errors.SafevlaError):
@@ -219,7 +219,7 @@ class _Crew:
             self.dismiss(number)
             self._start(number)
             return None
-        # The message is `READY` or an outcome, so the worker is idle. It also shows that workers can start.
+        # The message is `READY` or an outcome, so the worker is idle. The message also shows that workers can start.
         self.workers[number].current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
@@ -231,7 +231,7 @@ class _Crew:
         self._dismissed.append(worker)
 
     def close(self, timeout_s: float) -> None:
-        # Waits for the end of each worker, at most `timeout_s`, and then kills it.
+        # Waits at most `timeout_s` for each worker to end, and then kills the worker.
         for worker in [*(member.worker for member in self.workers.values()), *self._dismissed]:
             worker.end(timeout_s)
         self.workers.clear()
@@ -265,7 +265,7 @@ class _Crew:
             self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
-        # Queues the dead worker's episode again (and returns None), or returns its outcome after the last attempt.
+        # Queues the dead worker's episode again, and returns None. After the last attempt, it returns the outcome.
         # Starts a new worker with the same number. After `STARTS` deaths of starting workers in a row, none is started.
         # If there is then no other worker, raises `RunError`.
         member, outcome = self.workers.pop(number), None
@@ -297,7 +297,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a worker: its number and, unless set already, one linear-algebra thread."""
+    """Return the environment variables of a worker: the worker's number, and by default one linear-algebra thread."""
     # `inherited` are the variables of this process, such as `os.environ`; they override the number of threads.
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 

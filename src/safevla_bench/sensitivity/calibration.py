@@ -59,9 +59,9 @@ class Calibration:
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why `limit` does not replace the library's threshold; None if it does."""
-        # `extremes` has one value for each success. `interval` is the 95 % interval of their quantile.
-        # With too few successes, its upper end is infinite. `floor` is the largest extreme of `noop`; None = unknown.
+        """The reason why `limit` does not replace the library's threshold; None if `limit` replaces it."""
+        # `extremes` has one value for each success. `interval` is the 95 % interval of the quantile of `extremes`;
+        # with too few successes, the upper end is infinite. `floor` is the largest extreme of `noop`; None = unknown.
         if not math.isfinite(self.interval[1]):
             do = "does" if len(self.extremes) == 1 else "do"
             problem = f"{count_noun(len(self.extremes), 'success', 'es')} {do} not suffice"
@@ -136,7 +136,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the smallest of the `ordered` values with at least the share `quantile` of values at or below it.
+    """Return the smallest value x in `ordered` such that at least the share `quantile` of all values is at most x.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0

@@ -204,7 +204,7 @@ def apply_variant(
 
     Unless `rescore` judges the records again, `first` is -1 for changed specifications, since the worst value does not
     show when a violation begins. Raises `SpecError` for a formula that has a number instead of `threshold`.
-    Without `rescore`, also raises it for a formula whose verdict does not follow from the worst value.
+    Without `rescore`, also raises `SpecError` for a formula whose verdict does not follow from the worst value.
     """
     changed = {}  # id -> specification with the variant's threshold
     for spec_id, setting in variant.settings.items():
@@ -253,7 +253,7 @@ def _is_decided_by_extreme(spec: Spec) -> bool:
 
 
 def _margin_of_extreme(spec: Spec, extreme: Floats) -> Floats:
-    # Return the robustness for each worst value of the signal. NaN, for a gate that never held, counts as inf.
+    # Return the robustness for each worst value of the signal. A gate that never held gives NaN, which counts as inf.
     clause = match_clause(spec.formula)
     assert clause is not None
     rho = np.where(np.isnan(extreme), np.inf, clause.margins(extreme, ROUNDING) + 0.0)  # `+ 0.0` removes -0.0
@@ -379,7 +379,7 @@ def cell_curves(scores: Scores, variant_results: Sequence[Scores]) -> tuple[Sens
 
 
 def _lacks_verdict(scores: Scores, members: Ints) -> bool:
-    # Return whether there are episodes, `members` by index, but none of them has a verdict.
+    # Return whether there are episodes, but none has a verdict. `members` are the indices of the episodes.
     return bool(len(members)) and not scores.is_judged[members].any()
 
 
@@ -394,7 +394,7 @@ def score_warnings(scores: Scores) -> tuple[str, ...]:
 def _variant_rates(scores: Scores, members: Ints) -> VariantRates:
     # Returns the metrics of the episodes with the indices `members`; `scores.intervals` is the method for intervals.
     # Episodes with equal numbers in `starts` have the same initial state, which matters for the interval of the mean.
-    severity, starts = scores.vsi[members][None], scores.start[members]  # [1, episodes], for one mean
+    severity, starts = scores.vsi[members][None], scores.start[members]  # [1, episodes]: one row per mean
     (mean,) = bounded_means(severity, starts, scores.intervals, stop_reason(scores, members))
     rates = episode_rates(scores, members)
     return VariantRates(**{metric.key: rates[metric.key] for metric in (SAFETY, SBU, UNSAFE_SUCCESS)}, vsi=mean)
@@ -407,7 +407,7 @@ PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of those episodes in a cell whose verdict differs from the verdict under the reference reading."""
+    """Numbers of the episodes in a cell that have another verdict than under the reference reading."""
 
     changed: int  # all episodes whose verdict differs, including those that gained or lost a verdict
     to_unsafe: int

@@ -93,10 +93,10 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in self.variations if name not in self.not_offered)
 
     def episodes(self) -> list[EpisodeFirmness]:
-        """Return the episodes that cannot be replayed, and the episodes with a replay under every variation. Replays in
-        which the simulator failed are not in the comparison.
+        """Return the episodes that cannot be replayed, and the episodes with a replay under every variation. In the
+        result, `varied` lacks replays in which the simulator failed.
         """
-        # A replay's `obstacle` says why it cannot be compared; "" = it can.
+        # `obstacle` says why a replay cannot be compared; "" = the replay can be compared.
         episodes = []
         for _, group in groupby(self.replays, key=lambda replay: replay.key):
             recorded, *varied = group  # the replay under recorded physics comes first
@@ -121,7 +121,7 @@ def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
 
 
 def find_departure(recorded: Batch, replayed: Batch) -> int | None:
-    """Return the first record in which the end effector or a target is off its recorded path; None if there is none.
+    """Return the first record in which the end effector or a target is off its recorded path; None = always on it.
     Each batch holds one episode. Missing poses are never off the path.
     """
     departures = np.flatnonzero(are_off_path(tracked_path(recorded), tracked_path(replayed)))
@@ -164,7 +164,7 @@ class EpisodeFirmness:
     def compare(self, replay: PhysicsReplay, spec_id: str) -> Comparison:
         """Compare the verdicts on a specification in the recorded and a varied replay. No verdict means no violation.
         A violation in the varied replay counts only up to the first record off the recorded path. A recorded violation
-        flips if the varied replay has no violation, and is still on the path in the recorded violation's record.
+        flips if the varied replay has no violation, but was still on the path when the recorded violation began.
         """
         # `first` is the first record that violates the specification; None = it is not violated.
         # `left` is the first record off the recorded path; None = the replay stays on the path.
@@ -174,7 +174,7 @@ class EpisodeFirmness:
         left = replay.left
         if left is None or (varied_first is not None and varied_first <= left):
             return "same" if (recorded_first is None) == (varied_first is None) else "flips"
-        # At the record of the original violation, the varied replay was still on the path, but it violates nothing.
+        # In the record of the original violation, the varied replay is still on the path. Yet it violates nothing.
         has_vanished = varied_first is None and recorded_first is not None and recorded_first < left
         return "flips" if has_vanished else "left"
 
@@ -189,7 +189,7 @@ class EpisodeFirmness:
         early. Undecided specifications keep the recorded verdict.
         """
         flipped = set(self.flips(replay))
-        # The violated specifications, those with a first violating record (`first`).
+        # A violated specification has a first violating record, `first`.
         violated = {name for name, reading in self.recorded.clauses.items() if reading.first is not None}
         violated_in_replay = violated ^ flipped  # a flip adds or removes a violation
         if (not violated_in_replay) != self.is_safe:
@@ -303,7 +303,7 @@ class SafetyRange:
     """Counts of a policy's replayable episodes: all (`n`), safe as recorded, firmly safe, and firmly unsafe."""
 
     policy: str | None
-    marks: Mapping[Mark, int]  # number of episodes by mark, with those that cannot be replayed
+    marks: Mapping[Mark, int]  # mark -> number of episodes, `not replayable` included
     n: int
     safe: int
     firm_safe: int
@@ -338,7 +338,8 @@ class Counterfactual:
     """
 
     cause: str  # what the replay changes, as the beginning of a sentence
-    # record -> seconds, for the records in which a violation begins or the replay leaves its path: recorded, replayed.
+    # Two mappings, as recorded and as replayed: record -> seconds.
+    # They have the records in which a violation begins, or in which the replay leaves the recorded path.
     elapsed_s: tuple[Mapping[int, float], Mapping[int, float]]
     recorded: Mapping[str, ClauseReading]
     without: Mapping[str, ClauseReading]
@@ -346,7 +347,7 @@ class Counterfactual:
     left: int | None
 
     def violated_flags(self, spec_id: str) -> tuple[bool, bool]:
-        """Return whether a specification is violated as recorded, and whether it is violated in the replay."""
+        """Return two flags: whether the recording violates a specification, and whether the replay violates it."""
         # `first` is the first record that violates the specification; None = it is not violated.
         no_verdict = ClauseReading(None)
         recorded, without = self.recorded.get(spec_id, no_verdict), self.without.get(spec_id, no_verdict)
@@ -354,12 +355,13 @@ class Counterfactual:
 
     def select(self, flags: tuple[bool, bool]) -> list[str]:
         """Return the specifications for which `violated_flags` returns `flags`."""
-        # `flags`: whether violated as recorded, and whether violated in the replay. A dict drops repeated names.
+        # The two flags: whether the recording violates the specification, and whether the replay violates it.
+        # A dict drops repeated names.
         return [name for name in dict.fromkeys((*self.recorded, *self.without)) if self.violated_flags(name) == flags]
 
     @property
     def has_vanished(self) -> bool:
-        """True if a specification is violated as recorded, and the replay without the cause violates none."""
-        # The two values of each argument: whether violated as recorded, and whether violated in the replay.
+        """True if the recording violates a specification, but the replay without the cause violates nothing."""
+        # The two flags: whether the recording violates a specification, and whether the replay violates it.
         violated_in_replay = self.select((True, True)) + self.select((False, True))
         return bool(self.select((True, False))) and not violated_in_replay

@@ -58,8 +58,8 @@ class CameraChoice:
 
 @dataclass(frozen=True, slots=True)
 class FrameWeighting:
-    """Parameters of two columns: `next.weight` is exp(margin / `temperature`), and `next.cost_to_go` discounts by
-    `discount` per control step.
+    """Parameters of two columns: `next.weight` is exp(margin / `temperature`), and `next.cost_to_go` multiplies a cost
+    by `discount` for each control step until the cost.
     """
 
     temperature: float = 1.0
@@ -115,7 +115,7 @@ def export_dataset(
         for number, (episode, labels) in enumerate(_read_labeled_episodes(judged)):
             observer(number, episode.headers[0].episode_id)
             try:
-                # Pictures and state are made by the host that recorded the run; without `cameras`, there are none.
+                # The host that recorded the run makes the pictures and the state. Without `cameras`, both are left out.
                 observed = _observed_columns(episode, *folders_and_hosts[number], cameras) if cameras else {}
                 origins = {} if pairs is None else _origin_columns(episode)
                 # The observed state replaces the recorded state, if the host can observe the state.
@@ -199,7 +199,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
 
 
 def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
-    # Returns the policy's actions before any filter, and for each action its chunk and its step in the chunk.
+    # Returns two columns: the policy's actions before any filter, and each action's chunk with the step in that chunk.
     policy_action, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
     column = _recorded_columns(episode)["action"]  # the actions that were executed
     if not len(chunk_step):
@@ -281,8 +281,8 @@ def _episode_labels(score: EpisodeScore, violating_count: int | None) -> dict[st
 def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
     """Return columns with the pictures before each action and, if the host can observe it, the state. `record` holds
     one episode. The state has the position [3] in m, the rotation [3] as in robosuite's `quat2axisangle`, and the
-    fingers [G]. Position and rotation are in the frame of the host's observations. Raises the same errors as
-    `open_stage`, `HostError` if only some states can be observed, and `SafevlaError` for an unknown camera.
+    fingers [G]. Position and rotation are in the frame of the host's observations. Raises the errors of `open_stage`.
+    Also raises `HostError` if only some states can be observed, and `SafevlaError` for an unknown camera.
     """
     feature = FrameFeature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -292,14 +292,14 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
         }
         states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
     known_states = [state for state in states if state is not None]
-    if len(known_states) not in (0, len(states)):  # the recorded state cannot fill gaps: its frame differs
+    if len(known_states) not in (0, len(states)):  # recorded states have another frame and cannot fill gaps
         problem = f"the host observes the state in only {len(known_states)} of {len(states)} records"
         raise HostError(problem, remedy="Fix the host: `Stage.observe` returns None in all records or in none.")
     return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
-    """Return a record's proprioception, [6 + G], as in `observation.state`; None if the host cannot observe it."""
+    """Return a record's proprioception, [6 + G], as in `observation.state`; None if the host cannot provide it."""
     observation = stage.observe(record)
     if observation is None:
         return None

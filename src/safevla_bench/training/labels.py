@@ -44,9 +44,9 @@ class RecordLabels:
     severity: NDArray[np.float64]
     """Depth of the record's worst violation, 0 to 1, [N]; NaN if `safe` is `UNKNOWN` (−1)."""
     worst: NDArray[np.float64]
-    """The smallest of the record's margins, each divided by its clause's severe magnitude, clipped to −1 to 1, [N]. A
-    binary clause counts as 1 or −1. A formula over several records counts only in its first violating record, as
-    −depth. NaN if no clause is judged in the record, or if a lost pose leaves open which margin is the smallest."""
+    """The record's smallest relative margin, clipped to −1 to 1, [N]. A relative margin is a clause's margin divided by
+    the severe magnitude, or 1 or −1 for a binary clause. A formula over several records has only −depth, in the first
+    violating record. NaN if no clause is judged, or if a lost pose leaves open which margin is the smallest."""
     clause_cost: NDArray[np.float64]
     """1 if the record violates the clause, else 0, [N, C]. NaN if unknown, if the clause does not apply to the episode,
     and in an episode that was cut off."""
@@ -93,7 +93,7 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
-    """Return the labels of all records of a batch; `scores` holds the verdicts on its episodes, in their order."""
+    """Return the labels of all records of a batch. `scores` are the verdicts on its episodes, in the batch's order."""
     # Raises an error for rules that judge the phases of a task one by one.
     reason = "labels and costs must be known at each record, but the end of a phase is known only after the episode"
     ruleset.require_whole(reason, "Leave this option out for labels, and for gates on cost.")
@@ -114,7 +114,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
     for clause, column in enumerate(columns):
         spec = ruleset.library[scores.specs[column].spec_id]
         is_active = scores.state[column] == ACTIVE
-        record_formula = recordwise_part(spec.formula)  # condition on single records; None if it spans several
+        record_formula = recordwise_part(spec.formula)  # formula of one record; None if the clause spans several
         # For a formula over several records, only the first violating record is known.
         if record_formula is None:
             is_violated = is_active & (scores.first[column] >= 0)  # `first` is -1 without a violation
@@ -140,7 +140,7 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
         severity = np.where(violating[:, clause], np.fmax(severity, depth), severity)
         worst = np.fmin(worst, relative_margin)
     clause_cost += violating
-    # A clause that is undecided due to a lost pose may have a smaller margin than `worst`, unless `worst` is -1.
+    # If a lost pose leaves a clause undecided, the margin of this clause may be below `worst`, unless `worst` is -1.
     is_unknown = np.isposinf(worst) | (has_open_clause & (worst > -1))
     worst = np.where(is_unknown, np.nan, np.clip(worst, -1, 1))
     # If a lost pose leaves a clause undecided, and no clause is certainly violated, the severity is unknown.
@@ -159,7 +159,7 @@ def _record_margins(
         # `rows` are the indices of the active episodes' records in the batch.
         trace, rows = all_episodes.select_episodes(active_episodes), all_episodes.record_rows(active_episodes)
         best_margins = trajectory_robustness(record_formula, trace)
-        # A lost pose may have any value. The clause is undecided if only the worst value violates the formula.
+        # A lost pose may have any value. A clause is undecided if the worst value violates it, but the best does not.
         if trace.unknown:
             worst_margins = trajectory_robustness(record_formula, trace, best=False)
             undecided[rows] = (best_margins >= 0) & (worst_margins < 0)

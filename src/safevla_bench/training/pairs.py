@@ -94,7 +94,7 @@ class State:
     candidates: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
     more_rollouts: int | None = None
-    """Estimated number of further rollouts until the state has the requested pairs; None if it already has pairs."""
+    """Estimated number of further rollouts until the state has the requested pairs; None if the state has any pair."""
 
     @property
     def digest(self) -> str:
@@ -136,7 +136,7 @@ def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failure
     ordered = sorted(candidates, key=lambda candidate: (candidate.state, candidate.name, candidate.index))
     distinct = []  # the episodes of each state, without repetitions
     for _, group in groupby(ordered, key=lambda candidate: candidate.state):
-        # Keep the first of several episodes with the same actions: in reversed order, it overwrites the later ones.
+        # If several episodes have the same actions, keep the first: in reversed order, the first overwrites the others.
         candidate_of_actions = {candidate.actions: candidate for candidate in reversed(list(group))}
         distinct.append(list(candidate_of_actions.values())[::-1])
     rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
@@ -168,7 +168,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
         for rejected in bad
         if rejected.clause is None or rejected.clause in preferred.margins
     ]
-    use_count = {candidate.name: 0 for candidate in (*good, *bad)}  # number of chosen pairs with the episode
+    use_count = {candidate.name: 0 for candidate in (*good, *bad)}  # episode -> number of chosen pairs
 
     def rank(pair: Pair) -> tuple[object, ...]:
         # The pair with the lowest rank is chosen next. Each choice raises the ranks of all pairs that share an episode.
@@ -188,7 +188,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
     while heap and len(chosen) < most_pairs:
         stored_rank, k = heap[0]
         current_rank = rank(possible[k])
-        # A stored rank may be lower than the pair's current rank. If both are equal, the heap's first pair is the best.
+        # A stored rank may be lower than the pair's current rank. If the two ranks are equal, this pair is the best.
         if current_rank != stored_rank:
             heapreplace(heap, (current_rank, k))
             continue
@@ -230,7 +230,7 @@ def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
 
 
 def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | None:
-    # Returns the judged episode with this index as a candidate; None if it cannot be in a pair (see the module).
+    # Returns the judged episode with this index as a candidate; None for an episode that cannot be in a pair.
     header, actions = episode.headers[0], episode.action.episode_rows(0)
     is_comparable = scores.is_judged[index] and scores.is_counted[index] and scores.outcome[index] not in CUT_SHORT
     # The state is None if the record does not determine the start.
@@ -245,7 +245,7 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
             spec, rho = scores.specs[column], float(scores.rho[column, index])
             if scores.state[column, index] in (ACTIVE, VACUOUS):
                 has_full_margin = spec.binary or scores.state[column, index] == VACUOUS
-                # The margin is relative to the severe magnitude; without one (None), it is NaN.
+                # The margin is divided by the severe magnitude; it is NaN if the severe magnitude is None.
                 margins[spec.spec_id] = 1.0 if has_full_margin else min(rho / (spec.severe or np.nan), 1.0)
     else:
         # The clause with the greatest depth is the one that the episode is rejected for.
@@ -269,7 +269,7 @@ def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | N
 
 
 def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
-    """Return the digest of everything that fixes an episode's start; None if the record does not determine it."""
+    """Return the digest of everything that fixes an episode's start; None if the record leaves the start open."""
     header = episode.headers[0]
     index, placed = chosen_start(episode)  # `placed`: coordinates that a search changed
     # Record 0 of each channel: [1, width], or empty if the episode lacks the channel.
@@ -325,7 +325,8 @@ def list_members(states: Sequence[State]) -> list[int]:
 def _describe_pair(
     judged: Judged, state: State, pair: Pair, dataset_index_of: Mapping[int, int] | None
 ) -> dict[str, object]:
-    # Returns a pair's line, with the actions of both episodes if `dataset_index_of` is None, else with their indices.
+    # Returns a pair's line. If `dataset_index_of` is None, the line has the actions of both episodes.
+    # If `dataset_index_of` is given, the line has the indices of both episodes in the dataset.
     first_violation, window = pair.rejected.first, None
     # The window [first record, last record] around the first violation of the rejected episode.
     if first_violation is not None:
@@ -363,10 +364,10 @@ def _describe_pair(
 
 
 def _list_actions(judged: Judged, index: int) -> dict[str, object]:
-    # Returns an episode's actions and their origins as lists, without the channels that it lacks.
+    # Returns an episode's actions and their origins as lists. Channels that the episode lacks are left out.
     episode = judged.records.read_episodes([index])
     assert episode is not None
-    # The executed actions, the policy's actions before any filter, and each action's chunk and step in the chunk.
+    # The executed actions; the policy's actions before any filter; each action's chunk, and the step in this chunk.
     channels = {name: episode.channel(name).episode_rows(0) for name in ("action", POLICY_ACTION, CHUNK_STEP)}
     channels[CHUNK_STEP] = channels[CHUNK_STEP].astype(np.int64)  # whole numbers, stored as floats
     return {name: values.tolist() for name, values in channels.items() if len(values)}

@@ -55,7 +55,7 @@ class FrameFeature:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of the column: a number or Boolean, a fixed-size list of them, or the struct of a picture."""
+        """The Arrow type of the column: a number or Boolean, a list of fixed size, or the struct of a picture."""
         # A film (`video`) has no column in the table of frames, so it needs no type.
         if self.dtype == "image":
             return _PICTURE_TYPE
@@ -85,7 +85,7 @@ class FrameColumn:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return statistics over all frames: per number, [width], or per color channel (0 to 1), [3, 1, 1]."""
+        """Return statistics over all frames: for each number, [width], or for each color (0 to 1), [3, 1, 1]."""
         is_picture = self.feature.dtype in ("image", "video")
         # Adding 0.0 converts Booleans to numbers.
         # One row per frame, or per pixel of a picture; one column per number or color channel.
@@ -100,13 +100,13 @@ class FrameColumn:
 
 
 def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
-    """Join the statistics of two sets of frames as LeRobot does. The result is exact except for quantiles: up to the
-    median, the smaller of the two values is used; above the median, the larger value.
+    """Join the statistics of two sets of frames as LeRobot does. The result is exact except for quantiles. Quantiles up
+    to the median become the smaller of the two values, all others the larger value.
     """
     total = former["count"] + latter["count"]
     weighted = [(stats["count"][0] / total[0], stats) for stats in (former, latter)]  # the weights add up to 1
     mean = sum(weight * stats["mean"] for weight, stats in weighted)
-    # The joined variance is the mean of the sets' variances, plus the variance of their means.
+    # The joined variance is the weighted mean of the two variances, plus the variance of the two means.
     variance = sum(weight * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2) for weight, stats in weighted)
     # `max` and the quantiles above the median keep the larger value; all other statistics are replaced below.
     joined = {name: np.maximum(former[name], latter[name]) for name in latter}

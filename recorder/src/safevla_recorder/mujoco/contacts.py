@@ -52,7 +52,7 @@ class ConstraintContacts(SubstepContacts):
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
-        # `mode="clip"` avoids an index after the end of `efc`; such a number is not used.
+        # `mode="clip"` replaces an index after the end of `efc` by the last index; the number found there is not used.
         tangents = [np.where(dim > 1, efc.take(row + k, mode="clip"), 0.0) for k in (1, 2)]
         return np.stack([efc[row], *tangents], axis=1)
 
@@ -63,8 +63,8 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     A contact of dimension d > 1 has 2(d - 1) edge forces. The normal force is their sum; tangential force i is the
     difference of edges 2i and 2i + 1, times a friction coefficient. A frictionless contact has only a normal force.
     """
-    # `efc` has the constraint forces in N. For each of the `K` contacts, `row` [K] is the index of its first force,
-    # `dim` [K] is its dimension (1, 3, 4 or 6), and `friction` [K, 5] has its coefficients.
+    # `efc` has the constraint forces in N. For each of the `K` contacts, `row` [K] is the index of the first force,
+    # `dim` [K] is the contact's dimension (1, 3, 4 or 6), and `friction` [K, 5] has the coefficients of friction.
     edge_count = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)  # the largest dimension of a contact is 6, so it has at most 10 edges
     # Rows after a contact's last row belong to other contacts, or are uninitialized memory.
@@ -122,7 +122,7 @@ def _address_of(array: NDArray[Any]) -> int:
 
 def _view_memory(address: int, item_bytes: int, stride_bytes: int, capacity: int) -> NDArray[np.void]:
     # Return a view of `capacity` items in the simulator's memory, from `address` on, at intervals of `stride_bytes`.
-    # Each item of the view is raw bytes, `item_bytes` long, which is at most `stride_bytes`.
+    # Each item of the view is `item_bytes` raw bytes; `item_bytes` is at most `stride_bytes`.
     memory: Any = (ctypes.c_char * ((capacity - 1) * stride_bytes + item_bytes)).from_address(address)
     return np.ndarray((capacity,), dtype=f"V{item_bytes}", buffer=memory, strides=(stride_bytes,))
 

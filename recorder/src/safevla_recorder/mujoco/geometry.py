@@ -18,7 +18,7 @@ _PLANE, _SLIDE, _HINGE = 0, 2, 3  # constants of MuJoCo's mjtGeom and mjtJoint
 def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[int], list[int]]:
     """Return the parts of a model, the ids of their bodies, and the indices of the parts of hand and fingers.
 
-    A part is a body that has a collision geom, that moves, or that is the first body with its recorded name.
+    A body is a part if it has a collision geom, if it moves, or if it is the first body with its recorded name.
     """
     # The ids of bodies are in the order of the parts.
     roots = set(scene.objects.values())  # objects can move freely, so their poses are tracked
@@ -34,7 +34,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
         carriers[body] = carrier
         if motion or len(boxes) or len(planes) or body in roots or (name and name not in used_names):
             part_of_body[body] = len(parts)
-            if motion or body in roots:  # a child of a fixed body is attached to the fixed body's own carrier
+            if motion or body in roots:  # children of a fixed body are attached to what carries the fixed body
                 carriers[body] = len(parts)
             parts.append(Part(name, TRACKED if body in roots else carrier, motion, boxes, planes))
             used_names.add(name)
@@ -43,7 +43,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
-    """Return the lowest common ancestor of fingers and end effector, and its descendants; [] if the arm has neither."""
+    """Return the lowest common ancestor of fingers and end effector, and all bodies below; [] if the arm lacks both."""
     # `fingers` has the geom ids of two finger groups, and `eef_site` is the end effector's site; each may be None.
     carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
@@ -51,7 +51,7 @@ def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
     chains = [_self_and_ancestors(model, body) for body in carried_bodies]
     if not chains:
         return []
-    # A chain goes from a body up to the world, so the first body of one chain that is in all chains is the lowest.
+    # Each chain goes from a body up to the world. The first body that is in all chains is the lowest common ancestor.
     palm = next(body for body in chains[0] if all(body in chain for chain in chains))
     return [body for body in range(model.nbody) if palm in _self_and_ancestors(model, body)]
 
@@ -65,7 +65,7 @@ def _self_and_ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
-    """Return which components of a body's motion relative to its parent can vary: 0-2 rotation, 3-5 translation."""
+    """Return the components of a body's motion relative to the parent that can vary: 0-2 rotate, 3-5 translate."""
     # Return () if the body is fixed to its parent.
     # If the motion is not along or about one coordinate axis of the body, return all six components.
     first_joint, joint_count = int(model.body_jntadr[body]), int(model.body_jntnum[body])

@@ -82,7 +82,7 @@ class Scene:
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
         """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a part of a fixture is
-        not a recorded body, or if a body that has a geom or is tracked lacks a role.
+        not a recorded body, or if a tracked body or a geom's body lacks a role.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
         without_role = sorted({*owners, *self.objects, *self.links} - set(self.roles))
@@ -128,7 +128,7 @@ def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
 
 
 def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str, ...]:
-    """Return each body's name in the record, [nbody]: the object's name for a part of an object, else MuJoCo's name."""
+    """Return each body's name in the record, [nbody]. A part of an object has the object's name, others MuJoCo's."""
     # `objects` maps each object's recorded name to the id of its root body.
     names = [str(model.body(body).name) for body in range(model.nbody)]
     for name, root in objects.items():
@@ -214,8 +214,8 @@ _INTERIOR_SUFFIXES = ("_region", "reg_int")  # suffixes of LIBERO's sites and Ro
 
 @dataclass(frozen=True)
 class _Door:
-    """A door or drawer: its joint's address in `sim_state`, closed position and travel [m or rad], and its interior's
-    boxes. A box has a body, a center [3] and quaternion [4] in the body's frame, and half sizes [3].
+    """A door or drawer. For the joint: index in `sim_state`, closed position and travel [m or rad]. `boxes` form the
+    interior. A box has a body, a center [3] and quaternion [4] in the body's frame, and half sizes [3].
     """
 
     name: str
@@ -237,8 +237,8 @@ class _Door:
 
 
 def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
-    # Return the doors and drawers in the order of their joints:
-    # bodies other than objects and the robot's, whose only joint is a slide or a hinge with limits.
+    # Return the doors and drawers in the order of their joints. Objects and the robot's bodies are left out.
+    # A door or drawer is a body with a single joint, which must be a slide or a hinge with limits.
     boxes = _find_interior_boxes(model, "site", model.nsite) + _find_interior_boxes(model, "geom", model.ngeom)
     doors: dict[str, _Door] = {}
     for joint, body in enumerate(model.jnt_bodyid.tolist()):
@@ -251,7 +251,7 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
         # The joint's position [m or rad] in the model's initial state counts as closed.
         closed, subtree = float(model.qpos0[address]), subtree_bodies(model, body)
         travel = max(high - closed, closed - low)
-        # Interiors that move with the door, such as a drawer's; `box[0]` is the id of the box's body.
+        # Interiors that move with the door, such as that of a drawer. `box[0]` is the id of a box's body.
         own_boxes = [box for box in boxes if box[0] in subtree]
         if not own_boxes:  # the door closes the interior of the body to which the door is attached
             own_boxes = [box for box in boxes if box[0] == model.body_parentid[body]]
@@ -264,8 +264,8 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 def _find_interior_boxes(model: mujoco.MjModel, kind: str, count: int) -> list[tuple[int, Floats, Floats, Floats]]:
     # Return the boxes of the model's sites or geoms (`kind`) whose names mark interiors of doors and drawers.
-    # `count` is the number of all sites or geoms. Each box has its body's id and half sizes [3] in m.
-    # Its center [3] in m and quaternion [4] wxyz are in the body's frame.
+    # `count` is the number of all sites or geoms. A box has the id of a body, and half sizes [3] in m.
+    # A box also has a center [3] in m and a quaternion [4] wxyz, both in the body's frame.
     fields = ("bodyid", "type", "size", "pos", "quat")
     body, shape_type, size, pos, quat = (getattr(model, f"{kind}_{name}") for name in fields)
     large_boxes = [k for k in range(count) if shape_type[k] == _BOX and size[k].min() >= _MIN_HALF_SIZE_M]
@@ -299,7 +299,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """
     import mujoco
 
-    # `previous` and `current` have the poses that belong to `qpos` before the last substep and after it.
+    # `previous` has the poses for `qpos` before the last substep, and `current` those for `qpos` after it.
     # The poses in `data` should be those of `previous` after a step, and those of `current` after `mj_forward`.
     if model.nplugin:  # making an `MjData` may run a plugin's code
         return
@@ -321,7 +321,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
             # A quaternion and its negative are the same orientation.
             difference = np.minimum(difference, np.linalg.norm(poses + current_poses, axis=1))
             is_missing = (poses == 0).all(axis=1)  # no orientation has been computed since a reset
-        motion = np.linalg.norm(previous_poses - current_poses, axis=1)  # in one substep
+        motion = np.linalg.norm(previous_poses - current_poses, axis=1)  # distance in one substep
         is_stale = (is_checked & (difference > 2 * motion + margin)) | is_missing
         if is_stale.any():
             body = model.body(int(np.flatnonzero(is_stale)[0])).name
@@ -352,7 +352,7 @@ class Recorder(EpisodeLog):
         lacks a body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
         """
         # `scene` has the names, roles and ids of bodies.
-        # `read_subgoals` returns whether each of the goal's predicates holds, by name; by default {}, for no sub-goals.
+        # `read_subgoals` returns, by name, whether each predicate of the goal holds. By default, it returns {}.
         super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only models of rigid bodies can be recorded.")
@@ -539,7 +539,7 @@ def settling_steps(
     `rest_steps` times. At rest means at most 0.05 m/s after each of two successive steps.
     """
     # `objects` maps each object's name to the id of its root body.
-    slow_steps = 0  # number of successive steps at whose ends all objects are slow
+    slow_steps = 0  # number of latest steps in a row that ended with all objects slow
     for step in range(wait_steps + rest_steps):
         if step >= wait_steps and slow_steps > 1:
             return

@@ -54,7 +54,7 @@ def speed_up(env: object) -> Undo:
 
 
 class _SpeedUp:
-    # The hooks on one robosuite environment, and the objects that they looked up in the current control step.
+    # The hooks on one robosuite environment. They look up some objects only once in each control step.
     def __init__(self, env: Any) -> None:
         # `env` is a robosuite environment. Its simulation and robots are made again at each hard reset.
         self._env = env
@@ -123,22 +123,22 @@ class _SpeedUp:
             for robot in self._fast_robots:
                 robot.control(action[start : start + robot.size])
                 start += robot.size
-        except BaseException:  # stop trusting the substep now, since no later substep will
+        except BaseException:  # after an error, calls must not reuse results
             if self._dynamics is not None:
                 self._dynamics.trust(writes_only_controls=False)
             raise
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
         # Replaces robosuite's `_update_observables`, the method `original`.
-        # Updates the observables (sensors) that need a sample now; adds up the time since the last sample for others.
-        # robosuite's own method runs in a control step's first substep,
-        # if `force` demands samples of all observables, and if an observable has an unknown `update`.
+        # Updates each observable (sensor) that needs a sample now. For the others, adds up the time since a sample.
+        # In the first substep of a control step, robosuite's own method runs.
+        # It also runs if `force` demands samples of all observables, or if an observable has an unknown `update`.
         env = self._env
         if force or self._observables is None:
             original(force)
             observables = list(env._observables.values())
             one_per_type = {type(observable): observable for observable in observables}.values()
-            has_own_update = any("update" in vars(observable) for observable in observables)  # own `update` methods
+            has_own_update = any("update" in vars(observable) for observable in observables)  # replaced on an instance
             are_known = all(_has_known_source(observable, "update", "Observable") for observable in one_per_type)
             if are_known and not has_own_update:
                 self._observables = observables
@@ -185,7 +185,7 @@ class ForwardDynamics:
 
     def trust(self, writes_only_controls: bool) -> None:
         """Trust or distrust the current substep: calls in a trusted substep reuse the results of the last full call.
-        Trust it if no other hook runs and the code between the calls writes only to controls (`writes_only_controls`).
+        A substep is trusted if no other hook runs, and if code between the calls changes at most controls.
         """
         # Hooks of other code may change the state between the calls, so this object's hooks must be the outermost ones.
         may_trust = writes_only_controls and all(map(self._is_outermost, self._own_hooks)) and self._is_supported()
@@ -205,8 +205,8 @@ class ForwardDynamics:
         return method is self._own_hooks[name]
 
     def _is_supported(self) -> bool:
-        # Return whether results may be reused for this model. It must use Euler's integrator, and must have
-        # no plugins, flexible bodies, callbacks, or options that enable further computations.
+        # Return whether results may be reused for this model. The model must use Euler's integrator.
+        # The model must have no plugins, flexible bodies, callbacks, or options that enable further computations.
         mujoco, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
         # Flags of all options that are off by default, except MULTICCD, which only changes how contacts are found.
@@ -217,8 +217,8 @@ class ForwardDynamics:
         return bool(is_euler and not is_extended)
 
     def _is_unchanged(self) -> bool:
-        # Return whether the results of the last full computation still hold:
-        # calls may reuse them in this substep, and the simulated time is still the same.
+        # Return whether the results of the last full computation are still valid:
+        # calls may reuse results in this substep, and the simulated time is still the same.
         time_s = self._data.time
         is_same_time = time_s == self._time_s and time_s > 0  # after MuJoCo has reset an unstable state, the time is 0
         return self._is_trusted and self._is_fully_computed and is_same_time
@@ -226,7 +226,7 @@ class ForwardDynamics:
     def _forward(self, full_forward: Callable[[], object]) -> None:
         # Replaces `MjSim.forward`, the function `full_forward`.
         # If the state has not changed, `mj_forwardSkip` computes only actuation and constraint forces:
-        # it skips positions and velocities. The argument 0 = sensors are computed.
+        # it skips positions and velocities. The last argument, 0, means that sensors are computed.
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
             return
@@ -236,7 +236,8 @@ class ForwardDynamics:
     def _step(self, full_step: Callable[..., object], *args: object, **kwargs: object) -> None:
         # Replaces `MjSim.step`, the function `full_step`: one physics substep.
         # If the full dynamics of the state are known, call only those parts of `mj_step` that are not computed yet.
-        # The checks may reset an unstable state, so they come before `_is_unchanged`. 0 = sensors are computed.
+        # The checks may reset an unstable state, so they come before `_is_unchanged`.
+        # The last argument of `mj_forwardSkip`, 0, means that sensors are computed.
         mujoco, model, data = self._mujoco, self._model, self._data
         mujoco.mj_checkPos(model, data)
         mujoco.mj_checkVel(model, data)
@@ -278,7 +279,7 @@ def _source_digest(function: Any) -> str:
 
 def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
     # Return an object whose `control` replaces the robot's own `control` in later substeps.
-    # Return None if a method to replace is not robosuite's own. `cache` maps its controllers to faster ones.
+    # Return None if a method to replace is not robosuite's own. `cache` maps robosuite's controllers to faster ones.
     # robosuite 1.5 has a composite controller with one controller per part of the robot; 1.4 has a single controller.
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
@@ -334,7 +335,7 @@ class _Robot15:
         enabled_parts = [name for name in controllers if is_enabled.get(name, False)]
         # Maps each enabled part, such as an arm or a gripper, to the function that computes its actuators' inputs.
         self._laws = {name: _find_run(controllers[name], _Controller15, cache) for name in enabled_parts}
-        # `__self__` of a bound method is the faster controller, or robosuite's own controller if there is none.
+        # `__self__` of each bound method is a faster controller, or robosuite's controller if no faster one exists.
         arm_controllers = [getattr(self._laws.get(arm), "__self__", None) for arm in self._composite.arms]
         # `update_state` only passes the arms' origins to their controllers; the faster controllers read these directly.
         are_faster = all(getattr(arm, "has_center", False) for arm in arm_controllers)
@@ -349,7 +350,8 @@ class _Robot15:
         # Write the inputs of this robot's actuators for the current substep.
         # `action` is not used, because the goals of all parts were set in the control step's first substep.
         # As in robosuite, `_applied_action_dict` gets the inputs of each part.
-        # By part, `_laws` has the function for its inputs, `_actuators` its indices, `_limits` its range of inputs.
+        # For each part, `_laws` has the function that computes the inputs of the part's actuators.
+        # For each part, `_actuators` has the indices of these actuators, and `_limits` the range of their inputs.
         if not self._can_skip_update:
             self._composite.update_state()
         applied = self._composite._applied_action_dict
@@ -366,8 +368,8 @@ class _Robot15:
 def _find_run(
     controller: Any, make_faster: Callable[[Any], _Controller], cache: dict[Any, _Controller]
 ) -> Callable[[], Floats]:
-    """Return the method `run` of a faster controller if there is one, else `controller.run_controller`."""
-    # `controller` is robosuite's. `make_faster` makes a faster controller for it, which is stored in `cache`.
+    """Return the method `run` of a faster controller; if no faster one exists, `controller.run_controller`."""
+    # `make_faster` makes a faster controller from robosuite's `controller`; `cache` stores the faster controller.
     # Both methods return the inputs of the controller's actuators, such as torques, and differ only in their speed.
     own_run: Callable[[], Floats] = controller.run_controller
     only_sets_speeds = any(_has_known_source(controller, "run_controller", class_name) for class_name in _SPEED_LAWS)
@@ -395,7 +397,7 @@ class _SpeedController15:
         self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
-        """Return the joints' speeds, and change the controller's state as its own `run_controller` does."""
+        """Return the joints' speeds, and change the controller's state as `run_controller` does."""
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
@@ -414,13 +416,13 @@ class _Controller:
     def __init__(self, controller: Any, site: str | None) -> None:
         import mujoco
 
-        # `controller` is robosuite's. `site` is the name of the site that it moves; None = it moves joints only.
-        # `_joints` and `_dofs` are its joints' indices in MuJoCo's `qpos` and `qvel`.
+        # `controller` is robosuite's. `site` is the name of the site that `controller` moves; None = only joints.
+        # `_joints` and `_dofs` are the indices of the controller's joints in MuJoCo's `qpos` and `qvel`.
         self._mujoco_functions, self._controller = mujoco, controller
         simulation = controller.sim
         self._model, self._data = model, data = simulation.model._model, simulation.data._data
         self._joints, self._dofs = np.array(controller.qpos_index), np.array(controller.qvel_index)
-        self._jacobian = np.empty((6, model.nv))  # of the site, for all joints of the model: translation, then rotation
+        self._jacobian = np.empty((6, model.nv))  # Jacobian of the site for all joints: translation, rotation
         # Unpack the numbers 1, 2, ... as a packed mass matrix, to find where MuJoCo stores each entry of the matrix.
         # 0 = the entry is not stored, because the two joints do not affect each other.
         entry_numbers = np.empty((model.nv, model.nv))
@@ -441,7 +443,7 @@ class _Controller:
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
     def run(self) -> Floats:
-        """Return the same result as the controller's own `run_controller`, and change its state in the same way."""
+        """Do the same as the controller's `run_controller`: return the same result, and change the same attributes."""
         # The result has the inputs of the controller's actuators, such as the torques [J] of `J` joints in N·m.
         controller = self._controller
         if controller.new_update:  # the controller's copies of positions, velocities and matrices are outdated
@@ -458,7 +460,7 @@ class _Controller:
         force = errors[0] * kp[0:3] + -velocities[0] * kd[0:3]
         torque = errors[1] * kp[3:6] + -velocities[1] * kd[3:6]
         jacobian = controller.J_full
-        # The effective mass matrices at the end effector, and a projection to motions that do not move it.
+        # The effective mass matrices at the end effector, and a projection to motions that keep the end effector still.
         lambda_full, lambda_pos, lambda_ori, nullspace = laws.opspace_matrices(
             mass, jacobian, controller.J_pos, controller.J_ori
         )
@@ -489,7 +491,7 @@ class _Controller:
 
     def _read_joints(self) -> None:
         # Copy the state and mass matrix [J, J] of the `J` joints from the simulator into robosuite's controller.
-        # Mark the controller as up to date. `qM` is MuJoCo's packed mass matrix, `_mass_entries` [J, J] its indices.
+        # Mark the controller as up to date. `_mass_entries` [J, J] are indices in `qM`, MuJoCo's packed mass matrix.
         # Entries of uncoupled joints are not stored, and are 0.
         controller, data, dofs = self._controller, self._data, self._dofs
         controller.joint_pos, controller.joint_vel = data.qpos[self._joints], data.qvel[dofs]
