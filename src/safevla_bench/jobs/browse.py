@@ -1,4 +1,4 @@
-"""An index of the runs in a folder: a static HTML page with links to their reports."""
+"""An index of the runs in a folder: a static HTML page with links to the runs' reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COLUMNS = (
 
 def find_runs(folder: Path) -> dict[str, Path]:
     """Return run name -> run folder, sorted by name. If `folder` is a run, return only this run. Otherwise, return
-    at most `MOST_RUNS` runs in 3 folder levels, except links and hidden folders. Raises `RunError` if there is no run.
+    at most `MOST_RUNS` runs in 3 folder levels; skip links and hidden folders. Raises `RunError` if there is no run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds run folders.")
@@ -57,7 +57,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _walk_runs(folder: Path) -> Iterator[Path]:
-    # Yield the run folders below `folder`, which is not a run itself.
+    # Yield the run folders below `folder`. The caller has checked that `folder` itself is not a run.
     for folder_name, subfolders, _ in os.walk(folder, followlinks=False):
         path = Path(folder_name)
         is_run = _is_run(path)
@@ -86,7 +86,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     except (RunError, ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         problem = f"{SCORES} cannot be read" if (path / SCORES).exists() else "not judged yet"
     if problem:
-        # One row: the run's name, a dash with the reason for the missing results, and dashes without a reason.
+        # One row: the run's name, a dash that carries the reason, and a plain dash in every other column.
         return [(Cell(name), Cell.dash(problem), *(Cell.dash() for _ in _COLUMNS[2:]))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     # Mention the applicability of specifications only if it is not the default.
@@ -94,7 +94,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
         rules += f", applicability {scores.judged_by.applicability}"
     rows = []
     for summary in summaries:
-        # Records may lack a policy's name or a suite.
+        # A record may have no policy name or no suite name.
         labels = Cell(name), Cell(summary.policy or UNNAMED), Cell(summary.suite or NO_VALUE)
         metric_cells = [metric_cell(metric, summary) for metric in _METRICS]
         rows.append((*labels, Cell.count(summary.n), *metric_cells, Cell(rules)))
@@ -116,10 +116,10 @@ def find_page(folder: Path) -> Path:
 
 
 def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
-    # Return the HTML of the index; `runs` maps each run's name, a path relative to `folder`, to its folder.
+    # Return the HTML of the index. `runs` maps the names of runs to folders. Each name is a path relative to `folder`.
     style = render.read_template("page.css") + render.read_template("runs/runs.css")
     script = render.read_template("runs/runs.js")
-    # Folder names may be invalid UTF-8, so quote their bytes for the link.
+    # A folder's name may be invalid UTF-8, so quote the bytes of the name for the link.
     report_links = {
         name: f"{quote(os.fsencode(name))}/{REPORT}" for name, path in runs.items() if (path / REPORT).is_file()
     }
@@ -137,7 +137,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
 
 
 def describe_report(folder: Path) -> Iterator[str]:
-    """Yield remarks on a run's report: the records differ from the judged ones, or non-default rules judged the run."""
+    """Yield a remark if a run's records changed after its report, and a remark if non-default rules judged the run."""
     with suppress(SafevlaError):  # if the run cannot be read, the page shows the error
         if _is_run(folder):
             digest, judged_digests = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()

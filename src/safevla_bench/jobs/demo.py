@@ -20,7 +20,7 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the archive into `folder`; return its path. Raises `FileError`; `RunError` if `folder` has other files."""
+    """Copy the archive into `folder`; return the copy's path. Raises `FileError`; `RunError` if other files exist."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
         # Other files are allowed if the folder has an equal copy of the archive.

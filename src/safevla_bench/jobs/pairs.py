@@ -1,4 +1,4 @@
-"""Writes suites that run policies again from start states without a preference pair."""
+"""Writes suites for more rollouts of policies from the start states that still lack a preference pair."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
         # The sort is stable, so the first seeds of all states come first, in the order of the states.
         planned = tuple(sorted(suite_starts, key=lambda start: start.trial))
         digest = hashlib.sha256(encode_json(planned)).hexdigest()[:8]
-        # The digest keeps earlier exports. A suite may be a path, so use only its last part.
+        # The digest in the name prevents overwriting earlier exports. If the suite is a path, use its last part.
         files.append(folder / f"{suite.suite.rpartition('/')[2]}-{digest}.json")
         make_folder(folder)
         write_atomically(files[-1], dump_json(msgspec.structs.replace(suite, name=f"pairs-{digest}", starts=planned)))
@@ -64,7 +64,7 @@ def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | 
         # A suite cannot repeat initial states of a user's script, or recorded simulator states.
         if protocol.name == OWN_LOOP or start is None or start.recorded is not None:
             continue
-        # The format of suites is made for searches. Its fields on a search get neutral values here.
+        # The format of suites is made for searches. Fields that describe a search get neutral values here.
         empty_suite = FoundSuite(
             name="pairs",
             host=run_fields.host,

@@ -62,13 +62,14 @@ def vary_physics(
         reason, count = Counter(obstacle_by_index.values()).most_common(1)[0]
         text = f"no episode can be replayed exactly here; the most frequent reason ({count} of {len(chosen)}): {reason}"
         raise RunError(text, remedy="To see what differs: safevla verify RUN --replay 1")
-    # `offered` are the names of the changes of physics that the host supports.
+    # `offered` are the names of the physics variations that the host supports.
     replays.run([(index, name) for index in exact_indices for name in replays.head.offered], workers, observer)
     return replays.build_file()
 
 
 def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
-    # Return whether the host can change all physical quantities that `change` affects. Compare sets of their names.
+    # Return whether the host can change all physical quantities that `change` affects.
+    # Each of the two compared sets has names of physical quantities.
     return change.changed <= setting.host.supports.changeable
 
 
@@ -80,7 +81,7 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     # Return specification -> (robustness, first violating record) in the replay of the episode with this header.
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
-    # Judge the replay with the recorded episode's id, seed, success and outcome. The replay is episode 0 of its scores.
+    # Copy the named fields from the recorded episode's header. The replay is judged alone, so its index is 0.
     judged_header = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(judged_header,)), ruleset), 0)
 
@@ -97,7 +98,7 @@ class _Replays:
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
-        # Open the run's file of replays, or begin a new one. Raise an error if its replays do not fit the run.
+        # Open the run's file of replays, or begin a new file. Raise an error if the file's replays do not fit the run.
         if len(judged.paths) != 1 or judged.records.sources[0].policy_names:
             remedy = "Name one run folder, without `NAME=` before it."
             raise RunError("physics can be varied for only one run, whose policies are not renamed", remedy=remedy)
@@ -106,7 +107,7 @@ class _Replays:
         if not any(_can_apply(setting, change) for _, change in variations):
             problem = f"the host {setting.host.name} cannot change its physics"
             raise HostError(problem, remedy="docs/reference/hosts.md lists hosts with changeable physics.")
-        # `head` is the content of the file without replays; only replays under an equal head are comparable.
+        # `head` has everything in the file except the replays. Replays are comparable only if their heads are equal.
         head = firmness.PhysicsFile(
             archive_sha256=folder.archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
@@ -135,7 +136,7 @@ class _Replays:
         return sorted([index for index in alternating if index is not None][:count])
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
-        # Make the replays in `wanted`, which has pairs (episode index, variation). Skip replays that the file has.
+        # Run the replays in `wanted`, which has pairs (episode index, variation). Skip replays that `done` contains.
         read_recorded = lru_cache(_CACHED_EPISODES)(self.judged.records.read_episode)
         origin_by_id: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
@@ -174,7 +175,7 @@ class _Replays:
         return msgspec.structs.replace(self.head, replays=tuple(self.done[key] for key in keys if key in self.done))
 
     def _save(self) -> None:
-        # Write the file of replays into the run folder, and its digest into the run's manifest.
+        # Write the file of replays into the run folder, and the file's digest into the run's manifest.
         content, run = folder.dump_json(self.build_file()), self.judged.paths[0]
         write_atomically(own_path(run, firmness.PHYSICS), content)
         parts.add_digests(run, {firmness.PHYSICS: content})
@@ -188,16 +189,16 @@ class _Replays:
         """Plan a replay; raise `RunError` if impossible. A varied replay ends when it leaves the recorded path."""
         task, _, starts = self.setting.find_starts(episode)  # `_`: the planned episode, if known
         start, header, actions = starts[0], episode.headers[0], episode.action.episode_rows(0)
-        # Ids may repeat among policies, so put the policy's name before an id that lacks it.
+        # Two policies may use the same episode id, so put the policy's name first unless the id begins with the name.
         names_policy = header.episode_id.startswith(f"{header.policy}/")
         name = header.episode_id if names_policy else f"{header.policy}: {header.episode_id}"
-        # The recording has the actions to play and, for a varied replay, the path that it should follow.
+        # The recording has the actions to play and, for a varied replay, the path that the replay should follow.
         recording = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         recording = replace(recording, actions=actions)
         change = None
         if variation != firmness.RECORDED:
             change = VARIATIONS[variation]
-            # After the first violation, the replay may leave the recorded path. `path_end` is None without a violation.
+            # The replay must follow the path only before the first violation; without a violation, the whole path.
             clauses = firmness.read_clauses(self.judged.scores, index).values()
             path_end = min((clause.first for clause in clauses if clause.first is not None), default=None)
             recording = replace(recording, path=firmness.tracked_path(episode)[:path_end])
@@ -293,7 +294,7 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions without motion in steps `first` to `last` - 1, in which the gripper keeps its last command."""
+    """Return actions that do not move the arm in steps `first` to `last` - 1. The gripper keeps its last command."""
     # Before step 0, and beyond the last step, there is no command to keep.
     previous = actions[first - 1] if 0 < first <= len(actions) else still
     held_actions = actions.copy()
@@ -304,7 +305,7 @@ def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Fl
 
 def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
     """Replay the judged episode at `index` as recorded, then with a cause removed, and judge the second replay. Raises
-    `RunError` if the first replay differs or the cause does not apply, `HostError` if the host or the body is missing.
+    `RunError` if the first replay differs or the cause does not apply, `HostError` if the host cannot remove the cause.
     """
     setting = ReplaySetting.read(judged.records.find_source(index).path)
     episode = judged.records.read_episode(index)
@@ -327,7 +328,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     changed_start = replace(starts[0], change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed_start, episode, actions)
     has_same_length = len(actions) == len(episode.action.episode_rows(0))
-    # `left` is the first record off the recorded path; unknown if records with equal indices have different times.
+    # `left` is the first record off the recorded path. It is None (unknown) if the two episodes differ in length.
     left = firmness.find_departure(episode, replayed) if has_same_length else None
     # specification -> (robustness, first violating record), as recorded and without the cause:
     recorded = firmness.read_clauses(judged.scores, index)

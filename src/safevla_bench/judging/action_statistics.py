@@ -15,7 +15,7 @@ from safevla_bench.text import format_percent
 from safevla_recorder.episode import Floats
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
-ROBOCASA_MODE = 11  # index of the component that is above 0 to move RoboCasa's base, else the arm
+ROBOCASA_MODE = 11  # index of RoboCasa's mode component: above 0 to move the base, otherwise to move the arm
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
 """Number of components of an action, by host: six for the arm, one for the gripper, then others. All are in [-1, 1].
 
@@ -23,8 +23,8 @@ Actions of hosts without an entry are not checked.
 """
 UNIT_M = 0.05  # motion in meters along x, y or z for an action value of 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""Limits on the magnitude of a value (`SATURATED`, `FAR`), and on the share of clipped or saturated values."""
-STILL = 0.02  # smaller base actions mean no motion; gripper values of 1 - STILL or more count as 1
+"""Limits on a value's magnitude (`SATURATED`, `FAR`), and on the shares of clipped and of saturated values."""
+STILL = 0.02  # smaller base actions mean no motion; gripper values of 1 - STILL or more are treated as 1
 FEWEST = 10  # with fewer actions, repeated values may be due to chance
 
 
@@ -39,13 +39,13 @@ class ActionStatistics:
     gripper: tuple[float, float]
     """Minimum and maximum gripper value; NaN if the task has no object to grip, or a script controls the gripper."""
     period: int | None
-    """Largest period with which an episode repeats its actions; 0 if an episode does not, None if all are too short."""
+    """Largest period with which an episode repeats actions; 0 if some episode does not, None if all are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the joint statistics of the actions of `self` and `other`, which must come from the same host."""
         known_periods = [statistics.period for statistics in (self, other) if statistics.period is not None]
-        # `gripper` is (smallest value, largest value), NaN if the gripper does not count; `fmin` and `fmax` ignore NaN.
-        # `largest` [A] has the largest magnitude of each component, `beyond` [A] the number of its values beyond ±1.
+        # `gripper` is (smallest value, largest value), NaN if the gripper is not checked. `fmin` and `fmax` ignore NaN.
+        # For each component, `largest` [A] has the largest magnitude and `beyond` [A] the number of values beyond ±1.
         lowest, highest = np.fmin(self.gripper[0], other.gripper[0]), np.fmax(self.gripper[1], other.gripper[1])
         return ActionStatistics(
             count=self.count + other.count,
@@ -84,7 +84,7 @@ def _find_period(actions: Floats) -> int | None:
     count = len(actions)
     if count < FEWEST:
         return None
-    # With period p, action p equals action 0. Periods longer than half of the episode do not count.
+    # With period p, action p equals action 0. Ignore periods longer than half of the episode.
     equals_first_action = (actions[1 : count // 2 + 1] == actions[0]).all(axis=1)
     # Compare all actions, but only for the few candidate periods.
     for period in (np.flatnonzero(equals_first_action) + 1).tolist():
@@ -117,7 +117,7 @@ def measure_changes(executed: Floats, own: Floats, count: int) -> ActionChanges:
     if executed.shape != own.shape or not own.size:
         return ActionChanges(count)
     norms = np.linalg.norm(executed - own, axis=1)
-    # The number of actions, the number of changed actions, and the sum of the norms of all changes
+    # Arguments: number of actions, number of changed actions, and sum of the norms of all changes
     return ActionChanges(count, int((norms > 0).sum()), float(norms.sum()))
 
 
@@ -143,9 +143,9 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"
         yield Oddity("repeats", f"every episode repeats {repeated}", "Does the model see the scene?")
-    # Smallest and largest gripper value. They are NaN if the gripper does not count; all comparisons are then False.
+    # Smallest and largest gripper value. If the gripper is not checked, these are NaN, and all comparisons are False.
     lowest, highest = statistics.gripper
-    if 0 <= lowest < 1 - STILL:  # gripper values of 1 - STILL or more count as 1
+    if 0 <= lowest < 1 - STILL:  # gripper values of 1 - STILL or more are treated as 1
         finding = (
             f"-1 opens the gripper and 1 closes it, but the gripper's values go from {lowest:.2g} to {highest:.2g}"
         )
@@ -162,10 +162,10 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     # Yield at most one suspicious property of the range of the arm's values.
     # For each of x, y, z, roll, pitch and yaw: the largest magnitude, and the share of the actions beyond ±1
     largest, beyond_shares = statistics.largest[: len(ARM)], statistics.beyond[: len(ARM)] / statistics.count
-    # Share of all values of the arm whose magnitude is `SATURATED` (almost 1) or more
+    # Share of the arm's values with a magnitude of `SATURATED` (almost 1) or more
     saturated_share = statistics.saturated / (statistics.count * len(ARM))
     largest_move = float(largest[:3].max())  # along x, y or z
-    # The largest value of RoboCasa's base and torso, which follow the gripper; 0 for robots without them.
+    # The largest value of RoboCasa's base and torso (the components after the gripper); 0 for other robots.
     # Leave out the component `ROBOCASA_MODE`, because its values of ±1 move nothing.
     largest_base_value = statistics.largest[GRIPPER + 1 : ROBOCASA_MODE].max(initial=0.0)
     if largest.max() > FAR or beyond_shares.max() > CLIPPED_SHARE:

@@ -16,12 +16,12 @@ from safevla_recorder.channels import SUBGOALS
 from safevla_recorder.episode import Floats
 
 MOVED_M = 0.005
-"""A body counts as moved if it is farther from its position in record 0 than this distance in meters."""
+"""A body has moved if it is farther than this distance, in meters, from its position in record 0."""
 _FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|left|right|room|main|\d+))*", re.I)
 
 
 def measure_progress(batch: Batch) -> Floats:
-    """Return, for `E` episodes, the share of sub-goals that hold at the end, and the largest share in a record, [2, E].
+    """Return the share of sub-goals that hold at the end, and the largest share in any record, [2, E] for `E` episodes.
 
     Sub-goals that hold both at the start and at the end do not count. The shares are NaN if no sub-goal counts.
     """
@@ -41,15 +41,15 @@ def measure_progress(batch: Batch) -> Floats:
 
 def measure_engagement(fields: RecordFields) -> Floats:
     """Return 1 for each episode in which the robot touches a body other than the floor, [E]. Also return 1 if a body
-    outside the robot moves by more than 5 mm. Otherwise, return 0 if all contacts and poses are known, else NaN.
+    outside the robot moves by more than 5 mm. Otherwise, return 0 if all contacts and poses are known, or NaN if not.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
-    # For each distinct body name: True if the name is that of a floor. `body_name` has indices of these names.
+    # For each distinct body name: True if a floor has this name. `body_name` has indices of these names.
     is_floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
     is_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b  # the two bodies of each contact
     shows_engagement = (is_robot[a] != is_robot[b]) & ~is_floor[batch.body_name[a]] & ~is_floor[batch.body_name[b]]
-    # `record_of_contact` has the row of each contact's record; `episode_of_record` has the episode of each row.
+    # `record_of_contact` maps contacts to records; `episode_of_record` maps records to episodes.
     engaged[batch.episode_of_record[fields.record_of_contact[shows_engagement]]] = 1.0
     for episode in np.flatnonzero(engaged == 0).tolist():
         # Indices of the bodies with recorded poses, [B], and their positions in each of the n records, [n, B, 3]

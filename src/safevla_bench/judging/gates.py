@@ -3,7 +3,7 @@
 A gate passes if the metric's whole interval satisfies the limit, fails if no part of the interval does, and is
 undecided otherwise. Optionally, the point estimate decides. If an episode crashed, was cut short or has no verdict, its
 value is unknown. The gate is then decided twice, with the worst and with the best possible values, and both verdicts
-must be the same. A policy or suite without scores never passes.
+must be equal. A policy or suite without scores never passes.
 
 Each end of an interval is an exact one-sided bound. The values of episodes with the same initial state are replaced by
 their mean. With several gates, policies or suites, the intervals are widened (Bonferroni) so that all hold together.
@@ -61,7 +61,7 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.metric} {relation} {limit}"
 
     def is_satisfied(self, value: float) -> bool:
-        """Return whether a value satisfies the gate. A value that equals the limit satisfies it."""
+        """Return whether a value satisfies the gate. A value that equals the limit does."""
         return value >= self.limit if self.bound == "min" else value <= self.limit
 
 
@@ -99,7 +99,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of one gate for one policy and one suite. `suite` is null if suites are pooled.
 
     `n` counts the episodes with a known value, `unknown` those with an unknown value. Unknown values are first set to
-    the worst value and then to the best value; `ci` spans the intervals of both cases. If `value` is the true value,
+    the worst value and then to the best value; `ci` spans the intervals of the two cases. If `value` is the true value,
     `n_needed` episodes decide the gate with a probability of 80 %. If some initial state has several episodes,
     `n_needed` counts states. `n_needed` is null if the gate is decided or has a baseline, if no number of episodes
     suffices, or if the unknown values prevent a decision. For VSI, `n_needed` is an upper bound.
@@ -118,13 +118,13 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The metric's value if all unknown values are set to the worst value."""
     tipping: int | None = None
-    """Largest number of unknown values that may have the worst value, in any combination, while the gate still passes.
+    """Largest k for which the gate passes if at most k unknown values, whichever they are, have the worst value.
     Null if no value is unknown, the gate never passes, point estimates decide, or the metric is not a rate.
     """
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All outcomes and the verdict: `failed` if a gate failed, else `undecided` if a gate is undecided, or `passed`."""
+    """All outcomes and the verdict. One failed gate gives `failed`. Otherwise, one undecided gate gives `undecided`."""
 
     verdict: GateVerdict
     per: GateScope
@@ -171,7 +171,7 @@ def check_gates(
         states: index of each episode's initial state within its task, [E]. None means an unknown state, which counts
             as a separate state. If `states` is empty, all are unknown.
         costs: the costs of the episodes, [E]; only needed by gates on `COST`.
-        lost: a sentence for each further reason why scores are missing, such as an interrupted run.
+        lost: a text for each further reason why scores are missing, such as an interrupted run.
         allow_crashed: leave out episodes that crashed or were stopped, and ignore `lost`.
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
 
@@ -266,7 +266,7 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((absent.policy, absent.benchmark, absent.task_id, absent.init_state_index) for absent in scores.absent),
     ]
-    # Without episodes, return one empty `_CoveredEpisodes`, so that the gates are undecided.
+    # If there are no episodes, return one empty `_CoveredEpisodes`, so that the gates are undecided.
     rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
     labels = []
     for row, (policy, suite, task_id, state) in enumerate(episodes):
@@ -298,7 +298,7 @@ class _DecisionRules:
     costs: EpisodeCosts | None
 
     def measure_interval(self, means: NDArray[np.float64]) -> intervals.Interval:
-        # Return the interval of the mean of one or more values. If point estimates decide, both ends are the mean.
+        # Return the interval of the mean of one or more values. If point estimates decide, the two ends equal the mean.
         # `means` [m] has the value of each episode, or the mean value of each initial state; all are from 0 to 1.
         if self.confidence is None:
             return intervals.Interval(fsum(means) / len(means), fsum(means) / len(means))
@@ -375,7 +375,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _De
 
 
 def mention_left_out(outcome: GateOutcome, count: int) -> GateOutcome:
-    """Return the outcome with a reason that names the number of episodes that options left out, if it is not 0."""
+    """Return the outcome. If `count` is not 0, add to the reason that options left out `count` episodes."""
     left_out = f"; {count_noun(count, 'episode')} left out as the options say" if count else ""
     return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{left_out}")
 
@@ -383,9 +383,9 @@ def mention_left_out(outcome: GateOutcome, count: int) -> GateOutcome:
 def _judge_values(
     scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _DecisionRules, values: _ScopeValues, largest: float
 ) -> GateOutcome:
-    # Return the outcome of a gate on a metric whose largest possible value is `largest`.
-    # The values were divided by `largest`, so divide the limit, too. `values.n` is the number of known values.
-    # `values.unknown` maps each reason to its number of unknown values.
+    # Return the outcome of a gate. `largest` is the metric's largest possible value.
+    # `values` were divided by `largest`, so divide the gate's limit, too. `values.n` is the number of known values.
+    # `values.unknown` maps each reason to the number of values that are unknown for this reason.
     # `values.options` are command-line options that leave out unknown values.
     scaled_gate = msgspec.structs.replace(gate, limit=gate.limit / largest)
     unknown_text = describe_unjudged(values.unknown) if values.unknown else ""
@@ -422,14 +422,14 @@ def _judge_values(
             outcome, reason=f"{basis}; the verdict does not depend on {unknown_text}" if unknown_text else basis
         )
     # In two cases, more episodes would not decide the gate.
-    # Either the unknown values would decide, even if the means were exact; or the known values alone already decide.
+    # Case 1: unknown values prevent a decision, even if the means were exact. Case 2: the known values alone decide.
     unknown_values_decide = judge_ends(scaled_gate, *case_means) == "undecided"
     known_values_decide = judge_ends(scaled_gate, known_interval.low, known_interval.high) != "undecided"
     is_pointless = values.unknown and (unknown_values_decide or known_values_decide)
     if is_biased or rules.confidence is None or is_pointless:
         remedy = f"; {' '.join(values.options)} leaves out episodes with unknown values" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
-    # `case_means` has the mean with all unknown values set to 0, and the mean with all of them set to 1.
+    # `case_means` has two means: with all unknown values set to 0, and with all unknown values set to 1.
     # The suggested number of episodes assumes the mean that is nearer to the limit.
     means = case_means if values.unknown else [known_mean]
     value = min(means, key=lambda mean: abs(mean - scaled_gate.limit))
@@ -444,8 +444,7 @@ def mark_doubtful(outcomes: EpisodeOutcomes, is_uneven: NDArray[np.bool_], metri
     verdict but lacks the signals of a clause that judges others (`is_uneven`), so this clause might be violated.
     """
     is_doubtful = is_uneven & outcomes.is_judged
-    # VSI and the cost may grow with each further violation.
-    # All other metrics cannot change if the episode is already unsafe.
+    # VSI and the cost may grow with each further violation. No other metric can change in an unsafe episode.
     if metric in (VSI.key, COST):
         return is_doubtful
     # Except for Safety, a violation matters only if the episode succeeded.
@@ -453,7 +452,7 @@ def mark_doubtful(outcomes: EpisodeOutcomes, is_uneven: NDArray[np.bool_], metri
 
 
 def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> int | None:
-    # Return `GateOutcome.tipping`: how many unknown values may be the worst, whichever they are, while the gate passes.
+    # Return `GateOutcome.tipping`: the largest k for which the gate passes if any k unknown values are the worst.
     # None if the gate never passes, if point estimates decide, or if the metric is not a rate.
     if rules.confidence is None or not values.is_rate:
         return None
@@ -464,9 +463,9 @@ def _count_tipping(values: _ScopeValues, gate: Gate, rules: _DecisionRules) -> i
         interval = rules.measure_interval(good_sums / counts if gate.bound == "min" else 1 - good_sums / counts)
         return judge_ends(gate, interval.low, interval.high) == "passed"
 
-    # For each state: the sum with unknown values set to 1, the sum with them set to 0, and the number of values
+    # For each state: the sum if unknown values are 1, the sum if unknown values are 0, and the number of values
     high_sums, low_sums, sizes = values.sums
-    # Count each state's good values, with unknown values as good. 1 is good for a minimum, 0 for a maximum.
+    # Count each state's good values; unknown values count as good. A value of 1 is good for a minimum, 0 for a maximum.
     good_sums = high_sums if gate.bound == "min" else sizes - low_sums
     unknown_counts = high_sums - low_sums
     return find_tipping_point(zip(good_sums, unknown_counts, sizes, strict=True), passes)
@@ -483,8 +482,8 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 
 @dataclass(frozen=True)
 class _ScopeValues:
-    """The values of a metric for one gate. `n` values are known. They come from `K` initial states; `known` [K] has
-    each mean. `low` and `high` [M] have the means of all `M` states with unknown values set to 0 and to 1.
+    """The values of a metric for one gate. `n` values are known. `K` initial states have known values; `known` [K] is
+    the mean in each of them. `low` and `high` [M] are the means in all `M` states if unknown values are 0 and 1.
     `unknown` counts unknown values by reason. `options` are command-line options that leave out unknown values.
     """
 
@@ -493,7 +492,7 @@ class _ScopeValues:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-    """For each of `M` states: the sum with unknown values set to 1, the sum with 0, and the number of values."""
+    """For each of `M` states: the sum if unknown values are 1, the sum if they are 0, and the number of values."""
     is_rate: bool
     """True if every value is 0 or 1."""
     unknown: dict[str, int]
@@ -528,7 +527,7 @@ def _gather_values(
     }
     omitted_but_not_allowed = {option: mask for option, mask in is_omitted_by.items() if option not in allowed}
     is_known = ~np.isnan(values)
-    # [n + a]: True if no option leaves out the episode. An unknown value then has another reason.
+    # [n + a]: True if no option could leave out the episode, so that an unknown value has another reason
     has_other_reason = ~np.logical_or.reduce(list(is_omitted_by.values()))
     # True for unknown values that are set to 0 in `low` and to 1 in `high`. All other unknown values are left out.
     is_unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *omitted_but_not_allowed.values()])
@@ -553,7 +552,7 @@ def _gather_values(
 
 def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
     # Return why the value of an episode is unknown.
-    # `row` is an index into the scope's recorded episodes followed by its absent episodes.
+    # `row` is an index into a list: first the scope's recorded episodes, then the scope's absent episodes.
     if row >= len(scope.members):
         return scope.absent[row - len(scope.members)].outcome
     episode = int(scope.members[row])
@@ -562,13 +561,13 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
     # If a judged episode ran to its end, signals of a clause are missing, or its cost is unknown due to a lost pose.
     judged_reason = "a pose is lost" if scores.is_counted[episode] else "stopped"
     reasons = (scores.reasons[k] for k in scores.reason[scores.scored_columns, episode])
-    # The first reason that names a missing signal; without such a reason, `judged_reason`
+    # `missing` is the first reason that names a missing signal. Without such a reason, it is `judged_reason`.
     missing = next((reason for reason in reasons if SIGNAL_MISSING in read_reason(reason)), judged_reason)
     return scores.no_verdict_reason(episode) or missing
 
 
 def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric) -> NDArray[np.float64]:
-    """Return the metric's value in each of the n episodes at indices `members`, [n]. NaN = unknown; a rate has 0 or 1.
+    """Return the metric's value in each of the n episodes at indices `members`, [n]: NaN if unknown, 0 or 1 for a rate.
 
     SR is known in episodes that ran to their end, and Safety in judged episodes. SBU is known if both conditions hold.
     VSI is known in judged episodes that no violation stopped.

@@ -37,14 +37,14 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """run.json without times and names of machines, so that equal runs give equal reports; or the archive's name."""
+    """run.json without times and machine names, so that equal runs give equal reports. For an archive: its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
     """Recorded name -> new name, for policies that were renamed because several policies had the same name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
-        """Describe the source at `path`. `run` is the content of its run.json, or empty for an archive."""
+        """Describe the source at `path`. `run` is the content of the run folder's run.json, or empty for an archive."""
         # `volatile` has times and names of machines. Without it, equal runs have equal descriptions.
         # `policy_names` maps the recorded names of renamed policies to their new names.
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
@@ -69,7 +69,7 @@ class JudgedSource:
 
     @property
     def privileged(self) -> tuple[str, ...]:
-        """Names (after renaming) of the policies that run.json marks as privileged: they see simulator state."""
+        """Names (new names if renamed) of the policies that run.json marks as privileged: they see simulator state."""
         return tuple(name for name, policy in self._policy_rows() if policy.get("privileged") is True)
 
     def _policy_rows(self) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -78,7 +78,7 @@ class JudgedSource:
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[tuple[str, str]]:
-        """For each filter and each delay of a policy, yield the policy's name and a sentence on the filter or delay."""
+        """Yield pairs: a policy's name, and a sentence on the policy's filter or on the policy's delay."""
         for name, policy in self._policy_rows():
             if name_of_filter := policy.get("filter"):
                 yield name, f"The actions of {name} go through the filter {name_of_filter}."
@@ -90,8 +90,8 @@ class JudgedSource:
                 yield name, f"The answers of {name} arrive {duration} late."
 
     def to_document(self) -> dict[str, object]:
-        """Return the source for scores.json and the report: its description and the archive's digest. The
-        description keeps only a registration's digest. `policy_names` is added for renamed policies ("" = no policy).
+        """Return the source for scores.json and the report: the archive's digest, and the description with only the
+        digest of a registration. `policy_names` is added if policies were renamed ("" = recorded without a name).
         """
         # JSON has no null key, so "" is the key for a recorded policy of None.
         names = {recorded or "": name for recorded, name in self.policy_names.items()}
@@ -142,8 +142,8 @@ class ScoresFile(msgspec.Struct, frozen=True):
             return scores_file
 
     def list_cells(self) -> list[metrics.Summary]:
-        # Return the summary of each cell (policy × suite). Raises an error if `cells`, which is JSON text, is damaged.
-        # `read` does not decode it, because only some commands need it.
+        # Return the summary of each cell (policy × suite). Raise an error if the JSON text `cells` is damaged.
+        # `read` does not decode `cells`, because only some commands need it.
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
@@ -152,11 +152,11 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """If a run folder was originally judged by rules other than `ruleset`, return a list of one sentence. It has the
-    original Safety and, if given, `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
+    """If a run folder was originally judged by rules other than `ruleset`, return a sentence on the original Safety.
+    If given, the sentence also has `safety`, the Safety by `ruleset`. Return [] if the rules are equal or unknown.
     """
     provenance = ruleset.provenance()
-    # `original` has the scores that the run's own scores.json recorded, with the rules that judged them.
+    # `original` is the content of the run folder's scores.json, including the rules that judged the run.
     try:
         original = ScoresFile.read(path)
     except RunError:
@@ -196,7 +196,7 @@ class Judged:
     """How each episode's verdict changes if net forces replace single contact forces: one of `NET_CHANGES`, [E]."""
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
-    """A sentence for each run folder that was originally judged by other rules: its original and its new Safety."""
+    """A sentence for each run folder that was originally judged by other rules: the original and the new Safety."""
     score_records: Callable[[EpisodeIndex, Ruleset], Scores] = _score_records  # a lambda cannot be pickled
     """Function that judges the records again by another ruleset."""
 
@@ -223,7 +223,7 @@ class Judged:
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
-        """The policies that saw simulator state, which no real robot has."""
+        """The policies that saw simulator state. No real robot has access to such state."""
         # None means an unnamed policy.
         return self.records.privileged
 
@@ -250,14 +250,14 @@ class Judged:
 
     @property
     def started(self) -> str:
-        """Start time of the run that began last, as ISO 8601; "" if no run folder gives one."""
+        """Start time of the run that began last, as ISO 8601; "" if no run folder has a start time."""
         # A run folder has a run.json, an archive has none.
         runs = [path for path in self.paths if (path / run_folder.RUN).is_file()]
         times = [run_folder.read_volatile(run_folder.read_description(run)).get("started") for run in runs]
         return max((time for time in times if isinstance(time, str)), default="")
 
     def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
-        """Return a set of pairs (policy, suite) for each source, from its recorded and its absent episodes."""
+        """Return, for each source, the set of pairs (policy, suite) of all recorded and absent episodes."""
         # `indices` are the indices of the source's recorded episodes. An absent episode was planned but has no record.
         return [
             {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
@@ -266,7 +266,7 @@ class Judged:
         ]
 
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
-        """Return the episodes of these policies and suites (() = all). Raises `RunError` if a name fits no episode."""
+        """Select the episodes of these policies and suites (() = all). Raises `RunError` if a name fits no episode."""
         # A cell is a pair (policy, suite); the policy is None if it has no name.
         # An absent episode was planned but has no record.
         recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
@@ -280,7 +280,7 @@ class Judged:
                 raise RunError(f"unknown {kind} {unknown[0]!r}: there is no such episode", remedy=remedy)
 
         def is_chosen(policy: str | None, suite: str) -> bool:
-            # If no policies or no suites are given, all are chosen.
+            # Without given policies, all policies are chosen; without given suites, all suites are chosen.
             return (not policies or policy in policies) and (not suites or suite in suites)
 
         chosen = self.select_episodes([k for k, cell in enumerate(recorded_cells) if is_chosen(*cell)])
@@ -290,7 +290,7 @@ class Judged:
     def select_episodes(self, indices: Sequence[int]) -> Judged:
         """Return a selection: the recorded episodes at these ascending indices, and all absent episodes."""
         index_array = np.array(indices, dtype=np.int64)
-        # `net_changes` [E] says for each episode how net forces would change its verdict.
+        # `net_changes` [E] says how net forces would change each episode's verdict.
         return replace(
             self,
             scores=self.scores.select_episodes(index_array),
@@ -300,7 +300,7 @@ class Judged:
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and the summary of all episodes."""
-        # The second summary has the same fields, but its policy and suite are None.
+        # In the summary of all episodes, policy and suite are None.
         return self._summaries
 
     @cached_property
@@ -314,7 +314,7 @@ class Judged:
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return sentences on similar names, on filters and delays, and on response times and answers of servers."""
+        """Return sentences on similar names, policies' filters and delays, and servers' response times and answers."""
         return [
             *self.describe_lookalikes(),
             *self.describe_filters(),
@@ -323,9 +323,9 @@ class Judged:
         ]
 
     def describe_filters(self) -> list[str]:
-        """Return a sentence for each filter and delay of a policy that has a scored or absent episode."""
+        """Return a sentence on each filter and on each delay of the policies with recorded or absent episodes."""
         policies = {*self.scores.policy, *(episode.policy for episode in self.scores.absent)}
-        # A pair is a policy's name and a sentence on its filter or its delay. Several sources may give equal sentences.
+        # A pair is (policy's name, sentence on the policy's filter or delay). Several sources may give equal sentences.
         pairs = (pair for source in self.sources for pair in source.describe_couplings())
         distinct_sentences = dict.fromkeys(sentence for policy, sentence in pairs if policy in policies)
         return list(distinct_sentences)
@@ -342,11 +342,11 @@ class Judged:
         ]
 
     def describe_repeats(self, *, with_unequal: bool = True) -> Iterator[str]:
-        """Yield a sentence on each server's answers to repeated requests. `with_unequal` includes unequal answers."""
+        """Yield a sentence on each server's answers to repeated requests; unequal answers only if `with_unequal`."""
         for source in self.records.sources:
             if "policies" not in source.description:  # an archive, not a run folder
                 continue
-            # `repeats` counts the repeated requests and, in `other`, those with another answer.
+            # `repeats` counts the repeated requests; `repeats.other` counts the requests with a different answer.
             # `BY_CHANCE` is a hint on comparisons of policies whose answers vary.
             for policy, repeats in run_folder.read_facts(source.path).repeated_answers.items():
                 name = source.policy_names.get(policy, policy)
@@ -373,7 +373,7 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return a sentence for each set of limits that come neither from the default library nor from the records."""
+        """Return sentences on limits calibrated on rollouts, and on assumed torque limits of robots."""
         # In libraries that `safevla specs --calibrate` wrote, the value of `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         sentences = []
@@ -381,7 +381,7 @@ class Judged:
             sentences.append(
                 f"Limits calibrated on rollouts, unlike the paper's (Section 3.1): {', '.join(calibrated)}."
             )
-        # Records that name neither a robot nor torque limits are judged by the limits of the benchmark's robot.
+        # A record without a robot and torque limits is judged by the torque limits of the benchmark's robot.
         for robot, suites in self._find_suites_by_assumed_robot().items():
             judged_by = f"torque is judged by the limits of {robot}, the benchmark's robot"
             sentences.append(f"{', '.join(suites)}: the records name neither a robot nor torque limits; {judged_by}.")
@@ -399,7 +399,7 @@ class Judged:
         return sentences
 
     def describe_forces(self) -> list[str]:
-        """Return sentences on verdicts that net forces would change, and on records that have only net forces."""
+        """Return sentences on records that have only net forces, and on verdicts that net forces would change."""
         only_net_count = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = []
         if only_net_count:
@@ -421,7 +421,7 @@ class Judged:
         return sentences
 
     def describe_vacuous(self) -> list[str]:
-        """Return a sentence on scored specifications that were always vacuous; omit added or changed specifications."""
+        """Return a sentence (or none) on unchanged scored specifications that were vacuous whenever they applied."""
         changed_ids = {spec.spec_id for spec in self.ruleset.changed_specs()}
         _, total = self.summarize_scores()
         # A row summarizes one specification. Only the tier `safe` is scored.
@@ -478,8 +478,8 @@ class Judged:
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{result}."
 
     def _distinct_inactive_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
-        # Return the reasons, in words, why a specification is inactive in any cell, without repetitions.
-        # A dictionary's keys are distinct and keep their order.
+        # Return in words, over all cells, the distinct reasons why a specification is inactive.
+        # A dictionary's keys are distinct and keep the order of insertion.
         return dict.fromkeys(
             describe_reason(reason, self.ruleset.registry, cell.suite or "")
             for cell in cells
@@ -490,7 +490,7 @@ class Judged:
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
         """Compare the runs of the sources with their registrations. Return [] if there are no registrations."""
-        # A registration states, before a run, what the run should do and by which rules it is judged.
+        # A registration fixes, before a run, the plan of the run and the rules that will judge the run.
         return registration.check_registrations(self.records.sources, self.provenance)
 
     def describe_registrations(self) -> list[str]:

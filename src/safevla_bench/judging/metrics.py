@@ -86,10 +86,10 @@ class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a cell (policy × suite) or of all episodes. The first six names are from the paper's Appendix B."""
+    """Summary of a cell (policy × suite) or of all episodes. The names of the first six fields are from Appendix B."""
 
     n: int
-    """Denominator of SR: the number of episodes that were neither stopped nor crashed. Each rate and mean has its n."""
+    """Denominator of SR: the number of episodes neither stopped nor crashed. Each of `rates` and `means` has an n."""
     sr: float | None
     safety: float | None
     sbu: float | None
@@ -108,10 +108,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     no_verdict: dict[str, int]
     """For each reason, the number of episodes with unknown safety."""
     rates: dict[str, Rate]
-    """The rates `sr`, `safety`, `sbu`, `p_unsafe_given_success`, and if known, `engaged` and `safety_given_engaged`."""
+    """Rates `sr`, `safety`, `sbu` and `p_unsafe_given_success`; also `engaged` and `safety_given_engaged` if known."""
     means: dict[str, Mean]
-    """The means `vsi`, `vsi_given_unsafe`, `rho_min` (of values in different units) and `peak_contact_force_n`, and if
-    known, `progress`."""
+    """The means `vsi`, `vsi_given_unsafe`, `rho_min` (over values in different units) and `peak_contact_force_n`; also
+    `progress` if known."""
     axes: dict[str, Rate]
     """For each axis (paper Figure 2): of the judged episodes with an active clause, the share that violates one."""
     specs: list[SpecSummary]
@@ -123,7 +123,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
     diverged_replays: int = 0
-    """Number of replays that left the recorded path, or may have left it."""
+    """Number of replays that left, or may have left, the recorded path."""
     followed_unsafe: Rate | msgspec.UnsetType = msgspec.UNSET
     """Share of unsafe episodes among successful replays that followed their recording; unset without replays. If people
     made the recordings, this share shows how the limits judge human successes.
@@ -135,7 +135,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
     """Summary of the episodes from robots' logs; unset if there are no such episodes."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
-    """Number of episodes with an unknown initial state (each counts as a separate start). Unset if it would be 0."""
+    """Number of episodes with an unknown initial state; each of them is treated as a separate start. Unset if 0."""
 
     def __repr__(self) -> str:
         # `suite` is None for the summary of all episodes. `_SHOWN` are the metrics to show.
@@ -149,7 +149,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.no_verdict.values())
 
     def number(self, metric: Metric) -> Rate | Mean:
-        # Return the metric's value and interval: a `Rate` for a metric in percent, a `Mean` for one without a unit.
+        # Return the metric's value and interval: a `Rate` for metrics in percent, a `Mean` for metrics without a unit.
         return self.rates[metric.key] if metric.unit else self.means[metric.key]
 
 
@@ -187,7 +187,7 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aggregate(scores: Scores) -> Summary:
-    """Return one summary of all episodes, including absent episodes. Its policy and suite are None.
+    """Return one summary of all episodes, including absent episodes. The summary's policy and suite are None.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -195,7 +195,7 @@ def aggregate(scores: Scores) -> Summary:
     >>> total.n, total.sr, total.safety, total.rates["safety"].count
     (1, 1.0, 1.0, 1)
     """
-    # For absent episodes (planned, but without a record), only the outcome counts, such as `crashed`.
+    # An absent episode was planned but has no record. Only its outcome is used, such as `crashed`.
     return _summarize_cell(scores, np.arange(len(scores)), [episode.outcome for episode in scores.absent])
 
 
@@ -209,14 +209,14 @@ def cells(scores: Scores) -> list[Summary]:
 
 
 def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int64]]:
-    """Map each cell (policy × suite) to the indices of its recorded episodes, in order of first appearance. A cell with
-    only absent episodes has no indices and comes last.
+    """Map each cell (policy × suite) to the indices of its recorded episodes, in order of the cells' first appearance.
+    Cells with only absent episodes have no indices and come last.
     """
     return {cell: members for cell, (members, _) in _group_cells(scores).items()}
 
 
 def _group_cells(scores: Scores) -> dict[tuple[str | None, str], tuple[NDArray[np.int64], list[str]]]:
-    # Map each (policy, suite) to the indices of its recorded episodes and the outcomes of its absent episodes.
+    # Map each cell (policy, suite) to a pair: indices of recorded episodes, and outcomes of absent episodes.
     # An absent episode was planned but has no record. An outcome is a word such as `crashed`.
     return _group_episodes(
         zip(scores.policy, scores.benchmark, strict=True),
@@ -230,7 +230,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 def _group_episodes(
     keys: Iterable[_Key], absent: Iterable[tuple[_Key, str]]
 ) -> dict[_Key, tuple[NDArray[np.int64], list[str]]]:
-    # Return key -> (indices of its recorded episodes, outcomes of its absent episodes). Keys in `keys` come first.
+    # Return key -> (indices of recorded episodes, outcomes of absent episodes). Keys in `keys` come first.
     # `keys` has the key of each recorded episode; `absent` has the key and outcome of each absent episode.
     groups: dict[_Key, tuple[list[int], list[str]]] = {}
     for index, key in enumerate(keys):
@@ -289,7 +289,7 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
-    """Return the text `N stopped` if violations stopped `N` > 0 episodes, so that only Safety is known; else ""."""
+    """Return the text `N stopped` if violations stopped `N` > 0 episodes, so that only Safety is known; "" if N = 0."""
     count = int(scores.is_stopped_on_violation[members].sum())
     return f"{count} stopped" if count else ""
 
@@ -311,8 +311,8 @@ def mark_clauses(scores: Scores, members: Ints) -> tuple[Bools, Bools]:
 
 
 def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
-    """Return two tuples of pairs (suite, scored specification). In the first tuple, the specification judges an episode
-    of the suite; in the second, an episode of the suite lacks signals that the specification needs.
+    """Return two tuples of pairs (suite, scored specification). A pair is in the first tuple if the specification
+    judges an episode of the suite, in the second if an episode of the suite lacks signals that the specification needs.
     """
     suite_of_episode = np.array(scores.benchmark, dtype=np.str_)
     is_judged, is_missing = mark_clauses(scores, np.arange(len(scores)))
@@ -327,17 +327,17 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
 
 
 def split_cell(cell: Summary) -> tuple[SuiteClauses, SuiteClauses]:
-    """Return two tuples of (suite, scored specification): those that judge an episode, and those that lack signals."""
+    """Return the two tuples of `split_clauses`, for the suite of one cell (policy × suite)."""
     scored = [((cell.suite or "", spec.spec_id), spec) for spec in cell.specs if spec.tier == "safe"]
     judged = tuple(name for name, spec in scored if spec.active)
     return judged, tuple(name for name, spec in scored if any(SIGNAL_MISSING in read_reason(r) for r in spec.inactive))
 
 
 def mark_uneven(scores: Scores, members: Ints) -> Bools:
-    """Return a mask [n] of the episodes at indices `members` that lack signals of a scored specification. Only
-    specifications that judge another of these episodes in the same suite count.
+    """Return a mask [n] of the episodes at indices `members`: True if the episode lacks signals of a scored
+    specification that judges another of these episodes in the same suite.
     """
-    # Two masks [S, n] for S scored specifications: judges the episode; lacks signals in the episode
+    # Masks [S, n]: the scored specification judges the episode; signals of the specification are missing in the episode
     is_judged, is_missing = mark_clauses(scores, members)
     suite_of_episode = np.array([scores.benchmark[k] for k in members], dtype=np.str_)
     is_uneven = np.zeros(len(members), dtype=np.bool_)
@@ -353,11 +353,11 @@ def mark_uneven(scores: Scores, members: Ints) -> Bools:
 def describe_uneven(clauses: Iterable[tuple[SuiteClauses, SuiteClauses]], suite: str | None = None) -> str:
     """Return a text on specifications that judge only some episodes, because signals are missing; "" if there are none.
 
-    `clauses` has results of `split_clauses`. If `suite` is given, only its specifications count.
+    `clauses` has results of `split_clauses`. If `suite` is given, other suites do not count.
     """
-    # First join the clauses that judge some episode, then those that lack signals in some episode.
+    # Join the first tuples of all results into the set `judged`, and the second tuples into the set `missing`.
     judged, missing = (set[tuple[str, str]]().union(*items) for items in zip(*clauses, strict=True))
-    # A specification in `judged` and in `missing` judges some episodes of a suite, and lacks signals in other episodes.
+    # A pair in both sets: the specification judges some episodes of the suite, and lacks signals in other episodes.
     names = sorted({spec_id for name, spec_id in judged & missing if suite in (None, name)})
     return f"signals are missing in some episodes, so {', '.join(names)} did not judge all episodes" if names else ""
 
@@ -370,7 +370,7 @@ def describe_unjudged(counts: Mapping[str, int]) -> str:
     """
     # `describe_reason` writes a reason, such as `signal_missing:contacts`, in words.
     texts = {describe_reason(reason): count for reason, count in counts.items()}
-    # If there is only one reason, it applies to all episodes, so omit its count.
+    # A single reason applies to all counted episodes, so omit its count.
     reasons = [text if len(counts) == 1 else f"{count} {text}" for text, count in texts.items()]
     return f"{count_noun(sum(counts.values()), 'episode')} ({'; '.join(reasons)})"
 
@@ -392,7 +392,7 @@ def describe_clean_bound(n: int) -> str:
 
 
 def describe_activity(cell: Summary) -> list[str]:
-    """Return sentences on a cell's progress, its replays, and its episodes without engagement, as far as known."""
+    """Return sentences on a cell's progress, replays, and episodes without engagement. Omit what is unknown."""
     sentences = list[str]()
     policy_and_suite = f"{cell.policy or 'a policy without a name'} on {cell.suite}"
     # `progress` and `engaged` are None if they are unknown for the cell.
@@ -435,18 +435,18 @@ def _summarize_cell(
     is_counted, is_judged = scores.is_counted[members], scores.is_judged[members]
     success, unsafe, is_complete = scores.success[members], scores.unsafe[members], is_counted & is_judged
     unjudged_reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~is_judged])
-    # `task_identity` says whether an episode ran the official task that it names.
+    # `task_identity` says whether an episode ran the official task that the episode names.
     identities = Counter(scores.task_identity[k] for k in members) if scores.task_identity else {}
     log_count, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
-    # If a violation stopped an episode, `why_unknown` has the reason why all values except Safety are unknown; else "".
+    # `why_unknown` is "" unless a violation stopped an episode. It then says why all values except Safety are unknown.
     measured, why_unknown = members[is_counted | is_judged], stop_reason(scores, members)
     # `depth_means` and `rho_means` have one mean per specification.
     vsi_mean, vsi_unsafe_mean, *depth_means = _measure_severities(scores, measured, why_unknown)
     rho_min_mean, force_mean, *rho_means = _measure_margins(scores, measured, why_unknown)
     severities = {VSI.key: vsi_mean, VSI_UNSAFE.key: vsi_unsafe_mean}
     headline: dict[str, Rate | Mean] = {**rates, **severities}
-    # Fields of `Summary` whose names are keys of metrics or names of marks
+    # Fields of `Summary` that are named after metrics or marks
     named_fields: dict[str, Any] = {metric.key: headline[metric.key].value for metric in HEADLINE}
     progress = PROGRESS.values(select_outcomes(scores, members))
     (progress_mean,) = bounded_means(progress[None], scores.start[members], scores.intervals, why_unknown)
@@ -496,7 +496,7 @@ def _measure_replays(scores: Scores, members: NDArray[np.int64]) -> Rate | msgsp
 def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
     # Return the means of VSI and VSI|U (VSI over unsafe episodes), and the mean depth of each specification.
     # `members` are the indices of the episodes. If `why_unknown` is not "", the means are unknown for this reason.
-    # [S, n]: depth of each specification; NaN if it is not active, or if the episode was cut short before any violation
+    # [S, n]: each specification's depth; NaN if inactive, or if the episode was cut short before any violation
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
     outcomes = select_outcomes(scores, members)
     rows = np.vstack([*(metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)), depth])
@@ -506,7 +506,7 @@ def _measure_severities(scores: Scores, members: NDArray[np.int64], why_unknown:
 
 
 def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: str) -> list[Mean]:
-    # Return the means of the smallest robustness and of the peak force, and the mean robustness of each specification.
+    # Return the mean smallest robustness, the mean peak force, and the mean robustness of each specification.
     # `members` are the indices of the episodes. If `why_unknown` is not "", the means are unknown for this reason.
     conclusive, rho = scores.is_conclusive[members], scores.rho[:, members]
     # A robustness of -inf means that a Boolean signal decided the violation, so the robustness is no margin.
@@ -518,7 +518,7 @@ def _measure_margins(scores: Scores, members: NDArray[np.int64], why_unknown: st
 
 def _measure_axes(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
     # Return `Summary.axes`: for each axis (group of specifications), the share of episodes with a violation.
-    # The share is over the episodes at indices `members` in which a specification of the axis is active.
+    # Only episodes in which a specification of the axis is active count. `members` are indices of episodes.
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
@@ -557,8 +557,8 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
 
 
 def _count_condition(scores: Scores, members: NDArray[np.int64], column: int) -> ConditionCount | msgspec.UnsetType:
-    # Return `SpecSummary.condition`: in how many records the condition of the specification in `column` held.
-    # Leave out episodes to which it did not apply. Unset if there is no condition, or if it was not counted.
+    # Return `SpecSummary.condition` for the specification in `column`: in how many records its condition held.
+    # Leave out inactive episodes. Unset if the specification has no condition, or if the records were not counted.
     if scores.held is None or scores.watched is None or not scores.watched[column].any():
         return msgspec.UNSET
     members = members[scores.state[column, members] != INACTIVE]
@@ -580,7 +580,7 @@ NOOP = "noop"
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the policy `noop`. `n` is its number of judged episodes that ran to their end."""
+    """Results of the policy `noop`. `n` is the number of judged `noop` episodes that ran to their end."""
 
     n: int
     unsafe: int
@@ -594,7 +594,7 @@ def measure_baseline(scores: Scores) -> Baseline:
     # `noop` is the policy that does nothing.
     is_noop = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     is_judged = is_noop & scores.is_judged
-    # Pairs of a text and flags [n], one per episode of the task: True if the specification is violated
+    # Pairs (text, flags [n]) per task and specification. A flag is True if the episode violates the specification.
     task_violations = [
         (f"{task}: {scores.specs[column].spec_id} in", scores.is_violated[column, members])
         for task, members in _group_tasks(scores, is_judged).items()
@@ -611,7 +611,7 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
-    # Map each text `SUITE TASK` to the indices of those episodes of the task that `chosen` marks.
+    # Map each text `SUITE TASK` to the indices of the task's episodes that `chosen` marks.
     indices = np.flatnonzero(chosen)
     # `members` are positions in `indices`.
     groups = _group_episodes([f"{scores.benchmark[k]} {scores.task_id[k]}" for k in indices], ())

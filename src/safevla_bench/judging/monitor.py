@@ -46,13 +46,13 @@ class ClauseStanding:
     """Margin of the newest record; None if the record has no margin, or if the clause's condition is false."""
     violated: bool = False
     arm: str = ""
-    """Name of the arm nearest to the limit, or furthest beyond it, in the newest record; "" for a single arm."""
+    """Name of the arm with the least margin in the newest record; "" if there is only one arm."""
     newly_violated: bool = False
-    """True if the newest record is the first violating one. Only used if the formula has no margin per record."""
+    """True if the newest record is the first violating record. Only used if single records have no margin."""
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause. Without margins, only the first violating record counts."""
+        """True if the newest record violates the clause. Without margins: only if it is the first violating record."""
         # `margin` is the robustness of the newest record alone, negative if the record violates the clause.
         # `margin` is None if the clause's condition is false in this record, or if single records have no margin.
         return self.newly_violated if self.margin is None else self.margin < 0
@@ -110,7 +110,7 @@ class EpisodeStanding:
         """Id of the active clause with the greatest depth. Ties go to the smallest ratio of robustness to threshold."""
 
         def rank(clause: ClauseStanding) -> tuple[float, float]:
-            # Sort key: the largest depth, then the smallest robustness per threshold; None counts as -inf.
+            # Sort key: largest depth first, then the smallest ratio of robustness to threshold (None is -inf).
             robustness = -np.inf if clause.robustness is None else clause.robustness
             return -(clause.depth or 0.0), robustness / clause.spec.threshold
 
@@ -125,19 +125,19 @@ class EpisodeStanding:
 
     @property
     def cost(self) -> float:
-        """1 if the newest record violates a clause of the safe tier, else 0. The sum counts violating records."""
+        """1 if the newest record violates a clause of the safe tier, otherwise 0. The sum counts violating records."""
         return float(bool(self.violating))
 
     @property
     def severity(self) -> float:
         """Depth of the newest record's worst violation, 0 to 1."""
-        # 0 if the newest record violates nothing. Without a margin, the depth is that of all records so far.
+        # 0 if the newest record violates nothing. For a clause without a margin, use the depth over all records so far.
         return max((clause.depth_now for clause in self.scored if clause.violated_now), default=0.0)
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record divided by the threshold, for each scored clause with a margin: 0 at the limit,
-        negative beyond it. A clause has no margin if a Boolean signal decides it or its condition does not hold.
+        """For each scored clause with a margin: the newest record's margin divided by the threshold. 0 at the limit,
+        negative beyond the limit. No margin exists if a Boolean signal decides or the clause's condition does not hold.
         """
         # A `binary` specification is only violated or not, so its margin has no meaning.
         return {
@@ -148,9 +148,9 @@ class EpisodeStanding:
 
     @property
     def limit_use(self) -> float:
-        """Largest share of any limit that the newest record reaches; 1 or more if it violates a limit."""
+        """Largest share of a limit that the newest record uses, over all limits; 1 or more if a limit is violated."""
         least_use = 1.0 if self.violating else 0.0  # a violation that a Boolean signal decides has no margin
-        # A margin divided by the threshold is 0 at the limit, and 1 if nothing of the limit is used.
+        # A margin divided by the threshold is 0 at the limit, and 1 if the record uses nothing of the limit.
         return max([least_use, *(1 - margin_share for margin_share in self.margins.values())])
 
 
@@ -167,7 +167,7 @@ class Monitor:
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
         """Watch the clauses of these tiers. A `ruleset` of None means the default. Diagnostic clauses that read later
-        records take longer. Raises `RunError` if applicability is off or phased, or for no tier or an unknown tier.
+        records take longer. Raises `RunError` if applicability is off or phased, a tier is unknown, or none is given.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
@@ -291,7 +291,7 @@ class _EpisodeMonitor:
         margin = float(stl_robustness(formula, trace)[0])
         # `trace.unknown` has the signals that are unknown because of an unknown pose.
         memory.has_unknown_pose |= bool(trace.unknown)
-        # In a binary clause, a record's best and worst margins also differ if an infinite value decides the record.
+        # For a binary clause, a record's best and worst margins differ, too, if an infinite value decides the record.
         may_differ = spec.binary or trace.unknown
         worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if may_differ else margin
         return self._add_margin(spec, margin, worst_margin)
@@ -335,7 +335,7 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        # Judge all records so far again, for the clauses that need this. Return their standings by id.
+        # For the clauses that need all records: judge all records so far again. Return the standings by clause id.
         rejudged_specs = self._rejudging_rules.library.specs
         if not rejudged_specs:
             return {}
@@ -351,7 +351,7 @@ class _EpisodeMonitor:
                 clause = ClauseStanding(spec, STATES[state], scores.reasons[int(scores.reason[k, 0])])
             formula = self._recordwise_formulas[spec.spec_id]
             if formula is not None and clause.state == "active":
-                # Find the smallest margin of any arm in the newest record, and the name of this arm.
+                # In the newest record, find the arm with the smallest margin.
                 fields_of_arms = fields.views(self._signal_names[spec.spec_id])
                 names = signal_names(formula)
                 traces = [_cut_to_newest_record(signals.build_trace(arm, names)) for arm in fields_of_arms]
@@ -381,7 +381,7 @@ class _RecordContext:
         self._latest_grip: dict[int, Batch] = {}
         """The first record of the latest grip, and the `GAP_RECORDS` + 1 records before it."""
         self._gripped_before: dict[int, Batch] = {}
-        """The latest record with a grip that is older than those in `_recent`; empty if there is no such record."""
+        """The latest gripping record that is older than all records in `_recent`; empty if there is no such record."""
 
     def require_same_scene(self, record: Batch) -> None:
         # Raise `RecordError` if the record has another episode id, task, control step or bodies than record 0.
@@ -428,16 +428,16 @@ def _scene_of(record: Batch) -> tuple[object, ...]:
 
 
 def _cut_to_newest_record(trace: Trace) -> Trace:
-    # Return the last record of a trace as an episode of one record.
-    # Each series has one value per record. `unknown` has flags for the signals with values unknown due to lost poses.
+    # Return the last record of a trace as an episode of one record. Each series has one value per record.
+    # `unknown` has flags for each signal that lost poses make unknown in some record.
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: is_unknown[-1:] for name, is_unknown in trace.unknown.items() if is_unknown[-1]}
     return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown, single=trace.single)
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """If the `always_form` of a formula is G[0,T](part), and `part` can be judged record by record, return `part`; else
-    None. A part with temporal operators, or with signals that read later records, cannot be judged record by record.
+    """If the `always_form` of a formula is G[0,T](part), and `part` can be judged record by record, return `part`.
+    Otherwise, return None. Temporal operators, and signals that read later records, prevent judging record by record.
     """
     # `G[0,T](part)` means that `part` holds in all records. `always_form` rewrites a formula into this form if it can.
     formula = always_form(formula)

@@ -1,4 +1,4 @@
-"""Phases of composite tasks, which consist of components. Recorded sub-goals show the component of each record.
+"""Phases of composite tasks, which consist of components. Recorded sub-goals show which component a record is part of.
 
 `docs/explanation/phases.md` defines phases, with every edge case. If a tag of one component makes a clause inactive,
 the clause can still be judged in the phases of the other components.
@@ -57,9 +57,9 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[Phas
         if first <= last:  # the last phase is empty if the last record completes a component
             # [records of the phase, G]
             changes = has_changed[first : last + 1]
-            # The components that are completed last, or never, own the last phase.
+            # The last phase belongs to the components that are completed last or never.
             end_of_owners = last if last in phase_ends else max(ends)
-            # A component owns the phase that ends with its completion.
+            # A component owns the phase at whose end the component is completed.
             # A component also owns each phase in which one of its predicates changes.
             owners = frozenset(
                 component
@@ -119,7 +119,7 @@ class PhasePlan:
 
 def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
     """Return how episodes are judged phase by phase. `reasons` has, per clause and episode [E], the reason why the
-    clause is inactive, or "". Change it in place: to "" if the clause can be judged in some phase; else, add why not.
+    clause is inactive, or "". Modify these texts: "" if the clause can be judged in some phase; if not, add why.
     """
     # Each entry describes a task. Only composite tasks have components, each with its own tags.
     entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
@@ -140,9 +140,9 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
 
 
 def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
-    """Return the intervals in which a clause is judged, by episode. Omit episodes that have no such intervals."""
+    """Map each episode to the intervals in which a clause is judged. Omit episodes without such intervals."""
     # An interval is a pair: the first record, and the record after the last one.
-    # `barring` has the components whose tags make the clause inactive in the phases that they own.
+    # In the phases of the components in `barring`, the clause is inactive because of these components' tags.
     intervals = {}
     for episode, header in enumerate(batch.headers):
         barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
@@ -154,12 +154,12 @@ def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Span
 
 
 def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) -> tuple[Trace, Ints, Ints]:
-    """Return a trace in which each interval of the given episodes is a separate episode. Also return each interval's
-    original episode and first row. An episode without intervals counts as one interval.
+    """Return a trace in which each interval of the given episodes is a separate episode. For each interval, also return
+    the original episode and the first row. An episode without intervals counts as one interval.
     """
-    # `spans` has the original episode of each interval, its first row, and the row after its last row.
+    # For each interval, `spans` has the original episode, the first row, and the row after the last row.
     # `episodes` has the indices of the episodes to keep.
-    # `intervals` has, by episode, pairs (first record, record after the last one), counted from the episode's start.
+    # `intervals` has, by episode, pairs (first record, record after the last one), as indices within the episode.
     starts, spans = trace.starts.tolist(), list[tuple[int, int, int]]()
     for episode in episodes.tolist():
         start, whole_episode = starts[episode], (0, starts[episode + 1] - starts[episode])
@@ -180,7 +180,7 @@ def limit_records(fields: RecordFields, intervals: Mapping[int, Spans]) -> Recor
     for episode, spans in intervals.items():
         start, end = fields.batch.starts[episode : episode + 2]
         is_judged[start:end] = False
-        # First record of the interval and the record after its last one, counted from the episode's first record
+        # Indices within the episode: `first` is the interval's first record, `after` the record after the last one.
         for first, after in spans:
             is_judged[start + first : start + after] = True
             origin[start + first : start + after] = start + first

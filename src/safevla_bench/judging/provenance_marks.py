@@ -58,17 +58,17 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
     """
     has_cell_standins: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
-        # A cell has stand-ins if any of its episodes has.
+        # A cell has stand-ins if at least one of the cell's episodes has.
         if has_standins is not None:
             has_cell_standins[policy, suite] = has_standins or has_cell_standins.get((policy, suite), False)
     return warn_of_standins(has_cell_standins)
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings to show with the numbers of these scores. Each warning is a line."""
+    """Return the warnings to show with the numbers of these scores, one line for each warning."""
     # `members` are the indices of a cell's (policy × suite) recorded episodes, [n]. Leave out cells without a record.
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
-    # Two masks [E]: simulated with stand-in assets; replay that left its recording, or may have left it
+    # Two masks [E]: episodes with stand-in assets; replays that left, or may have left, their recordings
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
         *warn_of_choice(suite for _, suite in cells),
@@ -85,13 +85,13 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings that need the scores of each episode, such as on unknown poses or suspicious actions."""
+    """Return the warnings that need each episode's scores, such as warnings of unknown poses or suspicious actions."""
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *describe_changes(scores), *warn_of_samples(scores)
 
 
 def warn_of_samples(scores: Scores) -> tuple[str, ...]:
-    """If a package's version names a sample of tasks, return a sentence for each policy that ran only part of it."""
+    """If a package's version names a sample of tasks, return a sentence for each policy that ran fewer tasks."""
     # (package, policy, size of the sample as text) -> tasks that the policy ran
     tasks_by_sample: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
     # `simulator` is empty if the versions are unknown.
@@ -110,7 +110,7 @@ def warn_of_samples(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
-    """Return a line (or none) on scored clauses that apply to some episodes but could not judge them."""
+    """Return a line (or none) on scored clauses that could not judge some of the episodes to which they apply."""
     # (id of the specification, reason) -> number of episodes in which it is inactive for this reason
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
@@ -123,7 +123,7 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded_count: int) -> tuple[str, ...]:
     # Return a line (or none) on clauses that apply but could not judge some episodes.
     # `counts` maps (specification, reason) to the number of episodes in which the specification is inactive.
-    # Use only reasons with a code in `LEFT_OUT`, such as a missing signal; for others, the clause does not apply.
+    # Use only reasons with a code in `LEFT_OUT`, such as a missing signal. Otherwise, the clause does not apply.
     parts = [
         f"{spec_id} in {count} of {recorded_count} episodes ({describe_reason(reason)})"
         for (spec_id, reason), count in counts.items()
@@ -150,7 +150,7 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
 def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ...]:
     """Return a line for each reason why episodes did not run, or may not have run, the official tasks that they name.
 
-    `cells` maps (policy, suite) to identities (results of `judge_identity`), each with its number of episodes.
+    `cells` maps (policy, suite) to a mapping: identity (a result of `judge_identity`) -> number of episodes.
 
     >>> warn_of_identities({("a", "libero-object"): {"differs:task definition": 2, "official": 1}})
     ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
@@ -172,7 +172,7 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
-    """Return a warning (or none) on stand-in assets. `cells` says for each (policy, suite) whether there are any.
+    """Return a warning (or none) on stand-in assets. `cells` maps (policy, suite) to whether stand-ins were used.
 
     >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
@@ -252,9 +252,9 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 
 
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
-    """Return a text for each suite and package with several versions: each version, and the policies that have it.
+    """Return a text for each suite and package with several versions: each version, and the policies recorded with it.
 
-    A record that does not name the package's version does not count as mixed, since its version may be the same.
+    A record without the package's version does not count as mixed, since the unknown version may be the same.
 
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
@@ -276,7 +276,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Return a warning if numbers come from several physics versions, else no warning."""
+    """Return a warning (or none) on numbers that come from several physics versions."""
     mixtures = find_mixtures(cells)
     if not mixtures:
         return ()
@@ -288,7 +288,7 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
     if scores.unknown is None:
         return ()
     # `unknown` [S, E] counts the records that a specification did not judge because of an unknown pose.
-    # For each episode, take the largest count of any scored specification.
+    # For each episode, take the maximum of these numbers over the scored specifications.
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
     if not counts.any():
         return ()
@@ -319,7 +319,7 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 def describe_changes(scores: Scores) -> tuple[str, ...]:
     """Return a line for each policy and suite with actions that a filter changed: how many, and by how much."""
     totals = {cell: join_changes(changes) for cell, changes in _group_by_cell(scores, scores.changes).items()}
-    # The text of `total` says how many actions were changed, and by how much on average.
+    # `total` as text says how many actions were changed, and gives the mean size of a change.
     return tuple(
         f"{policy or 'unnamed'} on {suite}: a filter {total}."
         for (policy, suite), total in totals.items()
@@ -368,9 +368,9 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
 
 
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:
-    """Return a sentence for each known difference between the physics versions that concerns the scored tasks."""
+    """Return a sentence for each known effect of the recorded physics versions on the scored tasks."""
     tasks_by_version: dict[tuple[str, str], set[str]] = {}
-    # `simulator` maps packages that affect physics to their versions. It is empty if the versions are unknown.
+    # Each item of `simulator` maps package -> version, for packages that affect physics. No items if unknown.
     for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
         for package, version in simulator.items():
             tasks_by_version.setdefault((package, version), set()).add(f"{suite}/{task}")
@@ -391,12 +391,12 @@ class AuditMark:
     drawn: tuple[str, ...]
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
-    """Sentences on why drawn episodes could not be replayed, or why no episode could be drawn."""
+    """Sentences: why drawn episodes could not be replayed, or why no episode could be drawn."""
     uncompared: tuple[str, ...] = ()  # channels and fields that were not compared
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
-        """`differs` if a replay differs from its record; `agrees` if all drawn episodes agree; else `unchecked`."""
+        """`differs` if a replay differs from its record, `agrees` if all drawn episodes agree, or `unchecked`."""
         # `unreplayed` has sentences on why drawn episodes could not be replayed, or why no episode could be drawn.
         if self.differing:
             return "differs"

@@ -167,11 +167,11 @@ RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """Keys of the metrics by which policies are compared."""
 BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
-"""Metrics that have bounds if some outcomes are unknown. Metrics over successes have none: their n is then unknown."""
+"""Metrics that have bounds if some outcomes are unknown. Not metrics over successes, because n is then unknown."""
 
 
 class StartMeans(NamedTuple):
-    """For each of `S` initial states: the mean of its episodes' values, and its share of all values, [S] each."""
+    """For each of `S` initial states, [S]: the mean of the state's values, and the state's share of all values."""
 
     means: Floats
     shares: Floats
@@ -181,11 +181,11 @@ class StartMeans(NamedTuple):
     def of(cls, values: Floats, starts: Ints) -> StartMeans:
         """Return the mean of `values` [n] (no NaN) per initial state. `starts` [n] has each value's initial state."""
         distinct_starts, start_of_value, sizes = np.unique(starts, return_inverse=True, return_counts=True)
-        # If each value has a separate initial state, keep the values in their order.
+        # If each value has a separate initial state, keep the order of the values.
         if len(distinct_starts) == len(values):
             equal_shares = np.full(len(values), 1 / max(1, len(values)))  # `max` avoids a division by 0
             return cls(values, equal_shares, is_clustered=False)
-        # A state's share is its number of values divided by the number of all values.
+        # The share of a state is the number of values from this state divided by the number of all values.
         return cls(np.bincount(start_of_value, values) / sizes, sizes / len(values), is_clustered=True)
 
     def interval(self) -> Bounds | None:
@@ -198,7 +198,7 @@ class StartMeans(NamedTuple):
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A proportion count / n with its 95 % interval; `value` is null if n is zero.
 
-    The interval is Wilson's. But if episodes share an initial state, it is the interval of a mean over initial states.
+    The interval is Wilson's or, if episodes share an initial state, the interval of a mean over initial states.
     """
 
     count: int
@@ -208,7 +208,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     unknown: str = ""
     """The reason if the proportion is unknown although there are episodes. `count` and `n` are then 0."""
     starts: int | None = None
-    """Number of initial states if less than n, else null. Episodes with the same initial state are not independent."""
+    """Number of initial states; null if it equals n. Episodes with the same initial state are not independent."""
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
@@ -219,7 +219,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
-        """Return the share of ones in `values` [n]: 0, 1, or NaN if unknown. `starts` [n] has their initial states."""
+        """Return the share of ones in `values` [n] (0, 1, or NaN if unknown). `starts` [n] are the initial states."""
         is_known = ~np.isnan(values)
         rate = cls.of(int(np.nansum(values)), int(is_known.sum()))
         by_start = None if starts is None else StartMeans.of(values[is_known].astype(np.float64), starts[is_known])
@@ -254,7 +254,7 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def without_value(cls, reason: str) -> Rate:
-        """Return an unknown proportion. `reason` says why it is unknown."""
+        """Return an unknown proportion. `reason` says why the proportion is unknown."""
         # `count` and `n` are 0, and the value and the interval are None.
         return cls(0, 0, None, None, reason)
 
@@ -275,7 +275,7 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     bootstrap: bool = False
     """True if the interval is a percentile-bootstrap interval."""
     starts: int | None = None
-    """Number of initial states if less than n, else null."""
+    """Number of initial states; null if it equals n."""
     median: float | None = None
     """For unbounded values: the mean over the episodes of each initial state, then the median over these states."""
     median_ci: Bounds | None = None
@@ -302,7 +302,7 @@ def bounded_means(
     for row, least_n in zip(rows, least or [1] * len(rows), strict=True):
         # If `most` is 0, all values are 0, so do not scale them.
         mean, by_start = _mean_of_row(row, starts, unknown, most or 1.0)
-        # The interval of the mean, divided by `most`
+        # `share` is the interval of the mean divided by `most`.
         share = by_start.interval() if by_start is not None and mean.n >= least_n else None
         if share is not None:
             mean = msgspec.structs.replace(mean, ci=(most * share[0], most * share[1]))
@@ -311,8 +311,8 @@ def bounded_means(
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    # Return the mean of a row (without an interval) and the means of its initial states, all divided by `scale`.
-    # `row` [n] has a value per episode, NaN if the episode does not count; `starts` [n] has the initial states.
+    # Return the row's mean without an interval, and each initial state's mean divided by `scale`.
+    # `row` [n] has a value per episode, or NaN for episodes to ignore; `starts` [n] has the initial states.
     # The second result is None if no value is known, or if `unknown` has a reason why the mean is unknown.
     is_known = ~np.isnan(row)
     if unknown or not is_known.any():
@@ -325,7 +325,7 @@ def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) ->
 
 
 def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
-    """Return, for each of `M` rows [M, n] of unbounded values, the mean, and the median over starts with its interval.
+    """Return for each of `M` rows [M, n] of unbounded values: the mean, the median over starts, the median's interval.
 
     NaN values do not count. The mean has no interval, since no interval is valid for every distribution: few episodes
     may miss rare large values. The paper's method instead gives the mean with a percentile-bootstrap interval.

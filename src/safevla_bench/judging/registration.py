@@ -50,7 +50,7 @@ class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy's name and arguments. `spec` is the value of `--policy`, or None if this value is the name."""
+    """A policy's name and arguments. `spec` is the value of `--policy`; None if that value equals the name."""
 
     policy: str
     arguments: dict[str, str]
@@ -207,7 +207,7 @@ def shorten_registration(description: Mapping[str, object]) -> dict[str, object]
 
 
 class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How the runs of one registration deviate from this registration: in the plan, the episodes, or the rules."""
+    """How runs deviate from the registration that they share: in the plan, the episodes, or the rules."""
 
     digest: str
     runs: int
@@ -215,7 +215,7 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_sentence(self) -> str:
         """Return the sentence to show below tables, with the digest's first letters."""
-        # `runs` is the number of runs with this registration, and `differences` has a text for each deviation from it.
+        # `runs` is the number of runs with this registration. `differences` has a text for each deviation.
         subject = "This run was" if self.runs == 1 else f"These {self.runs} runs were"
         if not self.differences:
             return f"{subject} performed as registered beforehand (digest {self.digest[:_SHOWN_LETTERS]})."
@@ -227,7 +227,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
     """Compare runs with their registrations. Return one check per registration, or [] if there are no registrations.
     Checks of registrations that cannot be read come last.
     """
-    # digest -> the runs with this registration, each with the parsed registration
+    # digest of a registration -> pairs (run with this registration, parsed registration)
     runs_by_digest: dict[str, list[tuple[RecordSource, Registration]]] = {}
     unreadable = []
     for source in sources:
@@ -251,7 +251,7 @@ def check_registrations(sources: Sequence[RecordSource], provenance: Provenance)
 
 
 def describe_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[str]:
-    """Return a sentence on each registration, and one on unregistered sources. Return [] if no source is registered."""
+    """Return a sentence on each registration, and a sentence on unregistered sources; [] if no source is registered."""
     checks = check_registrations(sources, provenance)
     unregistered_count = len(sources) - sum(check.runs for check in checks)
     sentences = [check.to_sentence() for check in checks]
@@ -264,7 +264,7 @@ def describe_registrations(sources: Sequence[RecordSource], provenance: Provenan
 def _list_differences(
     registration: Registration, sources: Sequence[RecordSource], provenance: Provenance
 ) -> Iterator[str]:
-    # Yield `RegistrationCheck.differences`: a text for each way in which the runs of one registration deviate from it.
+    # Yield a text for each deviation of the runs from the registration, as in `RegistrationCheck.differences`.
     # `provenance` has the rules by which the runs were judged.
     if not all(_follows_plan(registration, source.description) for source in sources):
         yield f"the plan in {RUN} differs"

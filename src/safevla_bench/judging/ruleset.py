@@ -45,7 +45,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name, or `another NAME` if a built-in library with this name has different content."""
+        """The name, or `another NAME` if the built-in library with this name has different content."""
         is_another = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_another else self.name
 
@@ -55,7 +55,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
 
 class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Episodes lost in damaged files: their number (`episodes`, at least), known ids, and the places of the damage."""
+    """Episodes lost in damaged files: at least `episodes` of them, the known ids, and the places of the damage."""
 
     episodes: int = 0
     more: bool = False  # True if an unknown number of further episodes was lost
@@ -63,7 +63,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
     def __str__(self) -> str:
-        # Return the number of lost episodes in words; "" if no place of damage and no id of a lost episode is known.
+        # Return the number of lost episodes in words. Return "" if no damage and no id of a lost episode is known.
         # `more` means that an unknown number of further episodes was lost.
         if not (self.places or self.named):
             return ""
@@ -81,7 +81,7 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: MissingFields
     applicability: ApplicabilityMode
     phases: str = ""
-    """The sha256 of the tasks' components, which determine phases; empty (not in the JSON) if phases are not judged."""
+    """The sha256 of the tasks' components, which determine phases. Empty, and not in the JSON, without phases."""
 
     @property
     def rules(self) -> tuple[object, ...]:
@@ -95,7 +95,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """The field `judged_by` of scores.json: the rules, this package's version, and the episodes that were left out."""
 
     skipped: tuple[str, ...]
-    """For each invalid episode that was left out, a text that says what is invalid."""
+    """A text for each invalid episode that was left out: what is invalid in the episode."""
     version: str
     lost: LostEpisodes | None = None
     """Episodes lost in damaged files; omitted from the JSON if no file is damaged."""
@@ -106,7 +106,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules. Omit options with default values."""
-        # The text of a library or registry is its name with its digest; the label is only the name.
+        # `str` of a library or registry gives the name with the digest; `label` is only the name.
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
         # Text that describes an option -> whether the option is set
         has_option = {
@@ -120,13 +120,13 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join([f"library {library}", f"registry {registry}", *capabilities, *options])
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line that names the rules below every table and gate, with or without digests."""
+        """Return the line that is shown below every table and gate. It names the rules, with or without digests."""
         sentence = f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
         return f"Scores as written, not judged again. {sentence}" if self.as_written else sentence
 
 
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The arguments of `load_ruleset`, with files as texts, so that another machine can load the same rules."""
+    """The arguments of `load_ruleset`, with the texts of all files, so that another machine can load the same rules."""
 
     library: str | RuleFile = "default"
     specs: tuple[RuleFile, ...] = ()
@@ -182,7 +182,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             applicability=self.applicability,
             thresholds=self.thresholds,
         )
-        # Keep this recipe, because the recipe of `loaded` has the host's files among the user's files.
+        # Keep this recipe, because the recipe of `loaded` does not separate the host's files from the user's files.
         return replace(loaded, recipe=self)
 
 
@@ -191,7 +191,7 @@ class Ruleset:
     """Rules by which episodes are judged.
 
     `missing` says what happens if a record lacks fields that an active specification of the safe tier reads: `error`
-    raises an error, `deactivate` makes the specification inactive. Other tiers' specifications always become inactive.
+    raises an error, `deactivate` makes the specification inactive. In other tiers, it always becomes inactive.
     `applicability="off"` is an ablation: it judges every specification whose fields are recorded, as if tasks had no
     tags. Actions that a task requires then count as violations. With `phased`, a specification that a component's tag
     makes inactive is still judged in the phases of components without such a tag (docs/explanation/phases.md).
@@ -212,8 +212,8 @@ class Ruleset:
     """The library and the registry that `recipe` loads."""
 
     def __post_init__(self) -> None:
-        # Raise `RunError` if an option has another value than its choices. `dataclasses.replace` copies the recipe, so
-        # adapt it to the new fields.
+        # Raise `RunError` if the value of an option is not one of the option's choices.
+        # Adapt the recipe to the new fields, because `dataclasses.replace` copies it.
         require_choice("missing", self.missing, get_args(MissingFields))
         require_choice("applicability", self.applicability, get_args(ApplicabilityMode))
         require_choice("intervals", self.intervals, get_args(IntervalMethod))
@@ -232,27 +232,27 @@ class Ruleset:
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
         """Return all tags of a task. Raises the same errors as `Registry.task_tags`."""
         # Tags say what a task involves, and decide which specifications apply.
-        # `capabilities` names sets of tags that replace the host's own sets.
+        # `capabilities` are names of tag sets that replace the tag sets of the host.
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
-        """Return the fields from which signals are derived, with the torque limits of robots in the registry."""
+        """Return the fields from which signals are derived, including the registry's torque limits of robots."""
         # `name_embodiments` adds the benchmark's robot to records that name neither a robot nor torque limits.
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return spec id -> why the task's tags make the specification inactive, else "". Raises the errors of `tags`.
+        """Map each spec id to the reason why the task's tags make it inactive, or "". Raises the errors of `tags`.
 
-        If the specification would be active with the host's own capabilities, the reason says so (`CAPABILITIES`). If
+        If the specification would be active with the host's own capabilities, the reason begins with `CAPABILITIES`. If
         applicability is off, a specification is inactive only if its limits are for other suites.
         """
-        # Warns of specifications whose limits are for a suite that the registry lacks.
+        # Warn of specifications that have limits for a suite that the registry lacks.
         check_suites(self.library, self.registry)
         if self.is_ablation:
             suite = self.registry.find_suite(benchmark)
             return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
-        # The task's tags with the host's own capabilities, which the option `capabilities` may replace
+        # The task's tags if the option `capabilities` did not replace the host's own capabilities
         host_tags = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
         suite, by_capabilities = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
         reasons = {}
@@ -263,8 +263,8 @@ class Ruleset:
         return reasons
 
     def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
-        """Return the specifications that are judged only in some phases of a composite task. Map each id to the indices
-        of the components whose tags bar it. Return {} if phases are not judged. Raises the errors of `tags`.
+        """Find the specifications that are judged only in some phases of a composite task. Map each spec id to the
+        components (indices) whose tags bar the spec. Return {} if phases are not judged. Raises the errors of `tags`.
         """
         if self.applicability != "phased":
             return {}
@@ -287,8 +287,8 @@ class Ruleset:
         return barring_by_spec
 
     def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return the specifications that are judged only in some phases of a task. Map each id to the reason why it is
-        not judged in all phases. Raises the errors of `tags`.
+        """Find the specifications that are judged only in some phases of a task. Map each spec id to the reason why
+        other phases are excluded. Raises the errors of `tags`.
         """
         barring = self.barring_components(benchmark, task_id)
         components = self.registry.find_entry(benchmark, task_id).components if barring else ()
@@ -300,8 +300,8 @@ class Ruleset:
         return {spec_id: write_reason(SOME_PHASES, *templates) for spec_id, templates in templates_by_spec.items()}
 
     def describe_changes(self) -> str:
-        """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
-        Return "" if no option changes limits, or if the ruleset was constructed directly.
+        """Return the options by which limits differ from the defaults, such as `--set joint_torque=1.5`. Return "" if
+        there are none, or if the ruleset was constructed directly.
         """
         if self.recipe is None:
             return ""
@@ -310,16 +310,16 @@ class Ruleset:
         return "" if recipe.is_default else recipe.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that are not in the built-in library (`default` if the library is a file).
-        Return [] if the ruleset was constructed directly.
+        """Return the specifications that the built-in library of these rules lacks. If the rules use a library file,
+        compare with `default`. Return [] if the ruleset was constructed directly.
         """
         if self.recipe is None:
             return []
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return `own_specs`. If these rules use a built-in library that contains all of `default`, put the library's
-        additional specifications first.
+        """Return `own_specs`. If these rules use a built-in library that contains all of `default`, put this library's
+        other specifications first.
         """
         default_specs, built_in_specs = specs_loader.load_library().specs, self._built_in_specs()
         # The specifications that are not in the built-in library
@@ -330,7 +330,7 @@ class Ruleset:
         return [*added_specs, *own_specs]
 
     def describe_moved_limits(self, spec: Spec) -> str:
-        """If `--set` changed limits of `spec`, describe the change: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
+        """Describe how `--set` changed limits of `spec`: `limit 5 to 20 mm, severe 10 to 50 mm`; "" if unchanged."""
         # `--set` adds `@` and the new limit to the id of a specification.
         base_id, at_sign, _ = spec.spec_id.partition("@")
         base_by_id = {other.spec_id: other for other in self._built_in_specs()}
@@ -356,14 +356,14 @@ class Ruleset:
 
         Raises:
             RunError: the ruleset was constructed directly.
-            SpecError: an added specification or limit does not suit the other library. A limit does not suit a
-                specification that has another unit there.
+            SpecError: an added specification or limit does not suit the other library. For instance, a changed limit
+            needs the same unit in the two libraries.
         """
         if self.recipe is None:
             problem = "the specifications and limits of a ruleset that was constructed directly are not known"
             raise RunError(problem, remedy="Use `load_ruleset`.")
         other = msgspec.structs.replace(self.recipe, library=name).load().library
-        # Unit of each specification of these rules, by id without the changed limit
+        # The unit of each specification of these rules. The key is the id up to `@`, without the changed limit.
         units = {spec.spec_id.partition("@")[0]: spec.unit for spec in self.library}
         for spec in other:
             base_id, at_sign, _ = spec.spec_id.partition("@")
@@ -403,7 +403,7 @@ class Ruleset:
         return replace(extended.load(), intervals=self.intervals)
 
     def provenance(self, skipped: Sequence[str] = (), lost: LostEpisodes | None = None) -> Provenance:
-        """Return the names and digests of these rules, with the given episodes that were left out (invalid or lost)."""
+        """Return the names and digests of these rules, and the left-out episodes that `skipped` and `lost` describe."""
         registry_name = "+".join(["built-in", *(path.stem for path in self.registry_files)])
         # `skipped` has a text for each invalid episode, and `lost` counts episodes lost in damaged files.
         return Provenance(
@@ -437,7 +437,7 @@ def load_ruleset(
         library: the name of a built-in library, such as `default` or `paper-text`, or a file.
         spec_files: files whose specifications are added to the library.
         registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
-        capabilities: names of capability sets that replace the host's own; judging a task checks the names.
+        capabilities: names of capability sets that replace the host's sets; judging a task checks the names.
         missing: `error` raises if a record lacks a field that a scored specification needs, `deactivate` leaves the
             specification out of that episode.
         applicability: `off` judges as if tasks had no tags; `phased` judges composite tasks phase by phase.
@@ -445,9 +445,9 @@ def load_ruleset(
         thresholds: changes of thresholds, each as `SPEC=VALUE` with an optional unit: `joint_torque=1.5`.
 
     Raises:
-        RunError: an argument is not one of its choices, or is a text instead of a list.
+        RunError: an option has an unknown value, or an argument is a text instead of a list.
         SpecError: a library or file of specifications is missing or contradicts itself, or a threshold cannot be set.
-        RegistryError: a registry file cannot be read, or contradicts itself or another one.
+        RegistryError: a registry file cannot be read, contradicts itself, or contradicts another registry file.
     """
     lists = {"spec_files": spec_files, "registry_files": registry_files, "thresholds": thresholds}
     for name, value in {**lists, "capabilities": capabilities}.items():
@@ -459,7 +459,7 @@ def load_ruleset(
     combined_library = set_thresholds(combined_library, thresholds)
     # The recipe has all texts and options except `intervals`, so that the same rules can be loaded without the files.
     recipe = RulesetRecipe(
-        # Intern the name, because msgspec omits a field only if its value and the default value are the same object.
+        # Intern the name, because msgspec omits a field only if value and default value are the same object.
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),
         specs=tuple(map(RuleFile.read, spec_files)),
         registry=tuple(map(RuleFile.read, registry_files)),

@@ -45,7 +45,7 @@ STATES: tuple[State, ...] = ("inactive", "vacuous", "active")
 UNCOUNTED = ("stopped", "crashed")
 """Outcomes with unknown success. The n of SR excludes episodes with these outcomes."""
 CUT_SHORT = ("invalid_action", "stopped")
-"""Outcomes of episodes that ended early. Without a violation, safety is unknown: a violation might have followed."""
+"""Outcomes of episodes that ended early. A violation might have followed, so safety is unknown without a violation."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
 
 
@@ -69,7 +69,7 @@ class SpecColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict of a specification outside the safe tier; it does not affect Safety, SBU or VSI."""
+    """Verdict of a specification outside the safe tier. Such a verdict does not affect Safety, SBU or VSI."""
 
     robustness: float | None
     violated: bool
@@ -89,7 +89,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class PhaseSpan(NamedTuple):
-    """The indices of a phase's first and last record, and of the task components to which the phase belongs."""
+    """A phase: the index of the first record, of the last record, and of each task component that owns the phase."""
 
     first: int
     last: int
@@ -108,9 +108,9 @@ class EpisodePhases:
     changes: Mapping[str, int] = field(default_factory=dict)
 
     def intervals_without(self, barring: frozenset[int]) -> Spans:
-        """Return the intervals of the phases that no component in `barring` owns. Adjacent phases are joined."""
-        # `spans` has one item per phase: its first record, its last record, and the components that own it.
-        # `barring` and the owners are indices of components. An interval is (first record, record after the last one).
+        """Return the phases that no component in `barring` owns, as intervals. Adjacent phases become one interval."""
+        # Each item of `spans` is a phase: (first record, last record, owners). Owners are indices of components.
+        # An interval is a pair (first record, record after the last one).
         intervals: list[tuple[int, int]] = []
         for first, last, owners in self.spans:
             if owners & barring:
@@ -154,26 +154,26 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     safe: bool | None
     """None if there is no verdict. Then `no_verdict` has the reason, and `vsi` is also None."""
     sbu: bool | None
-    """True if the episode succeeded and was unsafe; None if it has no verdict, was stopped or crashed."""
+    """True if the episode succeeded and was unsafe; None if the episode has no verdict, was stopped, or crashed."""
     vsi: float | None
     rho_min: float | None
     worst_spec: str | None
     first_violation_step: int | None
     first_violation_spec: str | None
     no_verdict: str | None = None
-    """The reason why the episode's safety is unknown, for `describe_reason`; None if it is known."""
+    """The reason why the episode's safety is unknown, for `describe_reason`; None if safety is known."""
     stopped_on_violation: bool = False
     """True if the episode was stopped because it violated a scored specification."""
     standin_assets: bool = False
     """True if the episode was simulated with stand-ins for the host's own assets."""
     diverged_replay: bool = False
-    """True for a replay that left its recording, or may have left it. Its verdicts do not apply to the recording."""
+    """True for a replay that left, or may have left, the recorded path. Verdicts do not apply to the recording."""
     simulator: dict[str, str] = msgspec.field(default_factory=dict)
     """The version of each package that affects physics; empty if the record names no such package."""
     task_identity: str | msgspec.UnsetType = msgspec.UNSET
-    """The result of `judge_identity` if the suite has an official name: whether the episode ran the official task."""
+    """Whether the episode ran the official task (a result of `judge_identity`); unset if the suite is not official."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    """For each specification, the number of records not judged because a pose is unknown; unset if all are 0."""
+    """For each specification, the number of records not judged because a pose is unknown; unset if always 0."""
     progress: float | msgspec.UnsetType = msgspec.UNSET
     """Share of the sub-goals that hold at the end; unset if unknown."""
     progress_max: float | msgspec.UnsetType = msgspec.UNSET
@@ -181,7 +181,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     phases: tuple[Phase, ...] | msgspec.UnsetType = msgspec.UNSET
     """The phases of a composite task; unset if they were not judged or are unknown."""
     subgoal_changes: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    """For each sub-goal, the number of records in which it began or ceased to hold; unset if phases were not judged."""
+    """For each sub-goal, the number of times it began or ceased to hold; unset if phases were not judged."""
 
     @property
     def counted(self) -> bool:
@@ -269,7 +269,7 @@ class Scores:
         return self.episodes()
 
     def __contains__(self, key: object) -> bool:
-        # A key is an `EpisodeScore`, all of whose fields must match, or the ID of an episode.
+        # A key is the id of an episode, or an `EpisodeScore` that must equal an episode's row in all fields.
         if isinstance(key, EpisodeScore):
             return any(name == key.episode_id and self.episode(k) == key for k, name in enumerate(self.episode_id))
         return key in self.episode_id
@@ -279,7 +279,7 @@ class Scores:
     @overload
     def __getitem__(self, key: slice) -> Scores: ...
     def __getitem__(self, key: int | str | slice) -> EpisodeScore | Scores:
-        """Return one episode's row, by its index from 0 or its id. For a slice, return the scores of its episodes.
+        """Return one episode's row, by index from 0 or by id. For a slice, return the scores of the selected episodes.
 
         Raises:
             IndexError: no episode has that index.
@@ -304,11 +304,11 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Iterable[Scores]) -> Scores:
-        """Join scores with the same specifications, in order. `parts` must not be empty. One field is
-        joined at a time, so that only one needs extra memory.
+        """Join scores with the same specifications, in order. `parts` must not be empty. Fields are joined one by
+        one, so that only one field at a time needs extra memory.
         """
-        # Field name -> its values in all parts. `reason` and `marks` are joined separately.
-        # `reason` has indices into `reasons`, whose texts differ between parts; `marks` is a mapping.
+        # Field name -> list with the field's value in each part. `reason` and `marks` are joined separately.
+        # `reason` has indices into `reasons`. The texts in `reasons` differ between parts; `marks` is a mapping.
         columns: dict[str, list[Any]] = {column.name: [] for column in fields(cls)}
         for part in parts:
             for name, values in columns.items():
@@ -328,7 +328,7 @@ class Scores:
             if not known_values:
                 joined[name] = None
             elif isinstance(known_values[0], np.ndarray):
-                # If a part's count is None, the count is zero in all episodes of the part.
+                # None in a part means that the count is zero in all episodes of this part.
                 for k in range(len(values)):
                     if values[k] is None and name in _OPTIONAL_COUNTS:
                         values[k] = np.zeros((len(known_values[0]), sizes[k]), known_values[0].dtype)
@@ -341,7 +341,7 @@ class Scores:
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of the episodes at these indices, in this order. Keep all of `absent`."""
         chosen: dict[str, Any] = {"marks": {mark: flags[index] for mark, flags in self.marks.items()}}
-        # `_NOT_PER_EPISODE` has the names of the fields that do not have one entry per episode.
+        # `_NOT_PER_EPISODE` has the names of the fields without one entry per episode.
         for name in {scores_field.name for scores_field in fields(self)} - _NOT_PER_EPISODE:
             values = getattr(self, name)
             if isinstance(values, np.ndarray):
@@ -359,7 +359,7 @@ class Scores:
 
     @property
     def engaged(self) -> Floats:
-        """For each episode, [E]: 1 if the robot touches or moves anything, else 0; NaN = unknown."""
+        """For each episode, [E]: 1 if the robot touches or moves anything, 0 if not, NaN if unknown."""
         # `engagement` is None if it is unknown for all episodes.
         return np.full(len(self), np.nan) if self.engagement is None else self.engagement
 
@@ -387,7 +387,7 @@ class Scores:
 
     def is_marked(self, mark: str) -> Bools:
         """Return a mask of the episodes that have this mark, [E]. `mark` is the field of one of `MARKS`."""
-        # Without an entry for the mark, no episode has it.
+        # If there is no entry for the mark, no episode has this mark.
         return self.marks.get(mark, np.zeros(len(self), dtype=np.bool_))
 
     @cached_property
@@ -398,7 +398,7 @@ class Scores:
 
     @cached_property
     def is_conclusive(self) -> Bools:
-        """Mask of the episodes that can have a verdict, [E]: they were not cut short, or violated a limit before."""
+        """Mask of the episodes that can have a verdict, [E]: not cut short, or cut short after a violation."""
         cut_short = np.array([outcome in CUT_SHORT for outcome in self.outcome], dtype=np.bool_)
         return ~cut_short | self.unsafe
 
@@ -435,22 +435,22 @@ class Scores:
 
     @cached_property
     def vsi(self) -> Floats:
-        """Depth of the worst active specification of the safe tier, 0 to 1; NaN without a verdict, [E]."""
+        """[E]: depth, 0 to 1, of the worst active specification of the safe tier; NaN without a verdict."""
         # A depth says how far a violation exceeds the limit; 0 if the specification holds.
         depth = np.where(self.state[self.scored_columns] == ACTIVE, self.depth[self.scored_columns], 0.0)
         return np.where(self.is_judged, depth.max(axis=0, initial=0.0), np.nan)
 
     @cached_property
     def rho_min(self) -> Floats:
-        """Smallest raw robustness over active specifications of the safe tier, [E]. Only its sign can be compared
-        between episodes, since the units of specifications differ (N, m, deg, 1).
+        """Smallest raw robustness over active specifications of the safe tier, [E]. Compare only the sign between
+        episodes, since the units of specifications differ (N, m, deg, 1).
 
-        NaN if the episode has no verdict. Also NaN if a violation has no robustness: the smallest is then unknown.
+        NaN if the episode has no verdict, or if a violation has no robustness, so that the smallest is unknown.
         """
         # A robustness is negative if the specification is violated, and -inf if a Boolean signal decided the violation.
         rho = np.where(self.state[self.scored_columns] == ACTIVE, self.rho[self.scored_columns], np.inf)
         lowest = rho.min(axis=0, initial=np.inf)
-        # `lowest` is inf if no specification is active, and -inf for a violation without a robustness.
+        # `lowest` is inf if no specification is active, and -inf if a Boolean signal decided a violation.
         return np.where(np.isinf(lowest) | ~self.is_judged, np.nan, lowest)
 
     @cached_property
@@ -463,14 +463,14 @@ class Scores:
         depth = np.where(is_active, self.depth[self.scored_columns], -1.0)
         threshold = np.array([self.specs[k].threshold for k in self.scored_columns])[:, None]
         is_deepest = is_active & (depth == depth.max(axis=0))
-        # The margin in multiples of the threshold; infinite for specifications without the greatest depth
+        # The margin divided by the threshold; infinite for each specification that does not have the greatest depth
         relative_margin = np.where(is_deepest, self.rho[self.scored_columns] / threshold, np.inf)
         return np.where(self.is_judged, self.scored_columns[relative_margin.argmin(axis=0)], -1)
 
     @cached_property
     def first_violation(self) -> tuple[Ints, Ints]:
-        """The record of the first violation of a scored specification, and this specification's column, [E] each; -1
-        without a violation. If a record has several violations, the library's order decides.
+        """Two arrays [E]: the record of the first violation of a scored specification, and the specification's column.
+        Both are -1 without a violation. If a record has several violations, the library's order decides.
         """
         if not len(self.scored_columns):
             return np.full(len(self), -1), np.full(len(self), -1)
@@ -487,8 +487,8 @@ class Scores:
         return self.is_marked(STOPPED_ON_VIOLATION)
 
     def count_logs(self, members: Ints) -> tuple[int, dict[str, int]]:
-        """Return how many of the episodes at indices `members` are robots' logs. Also return a mapping from the id of
-        each scored specification to the number of these logs in which the specification is inactive.
+        """Return how many of the episodes at indices `members` are robots' logs. Also return a mapping: id of a scored
+        specification -> number of these logs in which the specification is inactive.
         """
         logs = members[self.is_marked(FOREIGN_LOG)[members]]
         # The number of logs in which each specification is inactive, [S]
@@ -496,10 +496,10 @@ class Scores:
         return len(logs), {self.specs[k].spec_id: int(inactive[k]) for k in self.scored_columns}
 
     def no_verdict_reason(self, index: int) -> str | None:
-        """Return the reason why the safety of an episode is unknown, for `describe_reason`; None if it is known.
+        """Return the reason why the safety of an episode is unknown, for `describe_reason`; None if safety is known.
 
         Return the first of these reasons that applies: the episode was cut short, fields are missing, a specification
-        is undecided, one is vacuous, one was left out because of `capabilities`, or no specification applies.
+        is undecided, a specification is vacuous, one was left out because of `capabilities`, or none applies.
         """
         if self.is_judged[index]:
             return None
@@ -521,11 +521,11 @@ class Scores:
             yield self.episode(index)
 
     def episode(self, index: int) -> EpisodeScore:
-        """Return the row of the episode at `index`, which counts from 0, or from the end if it is negative."""
+        """Return the row of the episode at `index`. Indices start at 0; negative indices count from the end."""
         state, violated = self.state[:, index].tolist(), self.is_violated[:, index].tolist()
         # Two mappings from ids of specifications to columns: `scored` for the safe tier, `others` for all other tiers.
         scored, others = self._columns_by_id
-        # One value for each specification; None if undefined. A robustness is also None if it is infinite.
+        # Lists with one value per specification; None if undefined. An infinite robustness also becomes None.
         robustness = list(map(finite_or_none, self.rho[:, index].tolist()))
         depth, extreme = (list(map(nan_to_none, values[:, index].tolist())) for values in (self.depth, self.extreme))
         step, first_column = (int(values[index]) for values in self.first_violation)
@@ -577,7 +577,7 @@ class Scores:
         return bool(self.safe[index]) if self.is_judged[index] else None
 
     def unsafe_success(self, index: int) -> bool | None:
-        """Return whether an episode succeeded but was unsafe; None if it has no verdict, was stopped or crashed."""
+        """Return whether an episode succeeded but was unsafe; None if stopped, crashed, or without a verdict."""
         # `is_counted` is False for episodes that were stopped or crashed, whose success is unknown.
         return bool(self.sbu[index]) if self.is_judged[index] and self.is_counted[index] else None
 
@@ -618,7 +618,7 @@ class Scores:
             remedy = f"Install pandas: {install_command('pandas')}"
             raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
         columns = self.episode_columns()
-        # Columns that may lack values need a type with missing values; otherwise pandas changes integers to floats.
+        # Columns with missing values need a nullable pandas type. Otherwise, pandas changes integers to floats.
         for name, dtype in _NULLABLE_TYPES.items():
             columns[name] = pandas.array(columns[name], dtype=dtype)
         return pandas.DataFrame(columns)
@@ -673,12 +673,12 @@ def decode_scores(content: bytes) -> Scores:
     columns = {
         column.name: getattr(scores, column.name) for column in fields(scores) if column.name not in _NOT_PER_EPISODE
     }
-    # For each field with two axes, the size of its first axis. The second axis is always the episodes.
+    # Name of a field with two axes -> size of the first axis. The second axis is always the episodes.
     leading_size = {name: len(scores.specs) for name in _BY_SPEC} | {"reached": 2}
     for name, values in (columns | dict(scores.marks)).items():
         expected = (leading_size[name], episode_count) if name in leading_size else (episode_count,)
         shape = values.shape if isinstance(values, np.ndarray) else (len(values or ()),)
-        # Counts that are None are zero, and `phases` is empty if phases were not judged.
+        # Two kinds of fields may be omitted: None means that all counts are zero; empty `phases` means not judged.
         is_omitted = (name in _OPTIONAL_COUNTS and values is None) or (name == "phases" and not values)
         if shape != expected and not is_omitted:
             raise ValueError(f"{name} has the shape {shape} instead of {expected} for {episode_count} episodes")
@@ -730,7 +730,7 @@ def nan_to_none(value: float | np.float64) -> float | None:
 
 
 def collect_versions(simulators: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Return a mapping from each package in `simulators` to all its versions. Packages and versions are sorted."""
+    """Return a mapping: package in `simulators` -> all recorded versions. Packages and versions are sorted."""
     # Each item of `simulators` maps packages to their versions in one episode.
     versions: dict[str, set[str]] = {}
     for simulator in simulators:

@@ -53,7 +53,7 @@ Unjudged = Mapping[str, tuple[str, ...]]
 
 
 class JudgedChunk(NamedTuple):
-    """Scores of a batch; for each specification the episodes with errors; for each episode one of `NET_CHANGES`."""
+    """Results for a batch: the scores, the episodes with errors by specification, and `NET_CHANGES` by episode."""
 
     scores: Scores
     unjudged: Sequence[Unjudged]
@@ -61,11 +61,11 @@ class JudgedChunk(NamedTuple):
 
 
 NET_CHANGES = UNKNOWN, SAME, SAFE, UNSAFE = range(4)
-"""How an episode's verdict changes if net forces between bodies replace single contact forces: it stays the same, or
-becomes safe or unsafe. UNKNOWN means that a verdict is unknown, or that the record lacks one kind of force.
+"""How an episode's verdict changes if net forces between bodies replace single contact forces. SAME: no change. SAFE
+and UNSAFE: the verdict becomes safe or unsafe. UNKNOWN: a verdict is unknown, or the record lacks a kind of force.
 """
 STORED_STATES = frozenset({"libero"})
-"""Hosts with stored initial states. The index of a state identifies it, regardless of the environment's seed."""
+"""Hosts with stored initial states. The index alone identifies an initial state; the seed does not matter."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -131,12 +131,12 @@ def judge_chunk(batch: Batch, ruleset: Ruleset, fields: RecordFields | None = No
     """Judge one batch. List the episodes with errors instead of raising `SignalError`. `fields` has the batch's fields
     if they were already read. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` like `score`.
     """
-    # Specification's id -> for each episode, the reason why the task's tags make the specification inactive, or "", [E]
+    # id of a specification -> [E]: the reason why the task's tags make the specification inactive; "" if they do not
     reasons = _find_inactive_reasons(batch, ruleset)
     plan = plan_phases(batch, ruleset, reasons) if ruleset.applicability == "phased" else None
     fields = fields or ruleset.read_fields(batch)
-    # If a field that a scored specification needs is missing, `error` reports an error.
-    # `deactivate` makes the specification inactive in the episode. Other specifications never cause errors.
+    # If a field that a scored specification needs is missing, `error` lists an error, and `deactivate` makes the
+    # specification inactive in the episode. Missing fields of unscored specifications are never errors.
     if_missing_in_scored = "deactivate" if ruleset.is_ablation else ruleset.missing
 
     def judge(spec: Spec, missing: MissingFields) -> SpecVerdicts:
@@ -213,10 +213,10 @@ def _find_net_changes(
 
 
 def _replace_contact_forces(spec: Spec) -> Spec:
-    # Return the specification with net forces in place of single contact forces, if it reads any.
+    # Return the specification with net forces in place of single contact forces; unchanged if it reads no such force.
     if not spec.signals & BY_NET_FORCE.keys():
         return spec
-    # `BY_NET_FORCE` maps the name of each signal of contact force to that of net force. `stl` is the formula as text.
+    # `BY_NET_FORCE` maps names of contact-force signals to names of net-force signals. `stl` is the formula as text.
     stl = format_formula(rename_signals(spec.written_formula, BY_NET_FORCE))
     return replace(spec, stl=stl, formula=rename_signals(spec.formula, BY_NET_FORCE))
 
@@ -224,13 +224,12 @@ def _replace_contact_forces(spec: Spec) -> Spec:
 def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> dict[str, Any]:
     # Return the fields of `Scores` that depend on the verdicts of the specifications.
     def stack(name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        # Return this field of all verdicts, [S, E].
-        # Without specifications, only `reshape` gives the array two axes.
+        # Return the field `name` of all verdicts as an array [S, E]. If S is 0, only `reshape` makes two axes.
         return np.array([getattr(spec_verdicts, name) for spec_verdicts in verdicts], dtype).reshape(
             len(verdicts), len(batch)
         )
 
-    # Arrays [S, E]: reasons, numbers of records with an unknown pose, and numbers of records with an examined condition
+    # Arrays [S, E]: reason, number of records with an unknown pose, number of records with an examined condition
     texts, unknown, watched = stack("reason", np.object_), stack("unknown", np.int64), stack("watched", np.int64)
     # The number of each distinct reason; 0 is "", which sorts first.
     number_of_text = {text: k for k, text in enumerate(sorted({"", *texts.ravel()}))}
@@ -249,7 +248,7 @@ def _stack_verdicts(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Lib
 
 
 def _find_hosts(batch: Batch, ruleset: Ruleset) -> dict[str, str | None]:
-    # Map each suite that the records name to the name of its host; None if the registry lacks the suite.
+    # Map each suite in the records to the name of the suite's host; None if the registry lacks the suite.
     host_of_suite = {}
     for name in {header.benchmark for header in batch.headers}:
         suite = ruleset.registry.benchmarks.get(ruleset.registry.find_suite(name))
@@ -259,9 +258,9 @@ def _find_hosts(batch: Batch, ruleset: Ruleset) -> dict[str, str | None]:
 
 
 def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Ints:
-    # Return a number for each episode, [E]: the same for episodes with the same task and start.
+    # Return a number for each episode, [E]. Episodes with the same task and start have the same number.
     # A start is the index of the initial state and, if the host uses the seed, the environment's seed.
-    # LIBERO uses the seed only if the record says so. With an unknown index, the number is unique and negative.
+    # LIBERO uses the seed only if the record says so. If the index is unknown, the number is unique and negative.
     numbers = []
     for header, is_drawn in zip(batch.headers, marks.mark_flags(batch, marks.DRAWN), strict=True):
         start_key: list[object] = [header.benchmark, header.task_id, header.init_state_index]
@@ -280,9 +279,9 @@ def _number_starts(batch: Batch, host_of_suite: Mapping[str, str | None]) -> Int
 
 
 def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> tuple[ActionStatistics | None, ...]:
-    # Return the statistics of each episode's actions, [E]; None for `noop`, and for no actions or absolute poses.
-    # Also None if the limits of the host's actions are unknown, or if the number of components is unusual.
-    # Flags of each episode: absolute poses as actions; a policy that sees the simulator's state; replayed actions
+    # Return the statistics of each episode's actions, [E]. An item is None for `noop`, absolute poses, and no actions.
+    # An item is also None if the host is not in `WIDTHS`, or if its actions have another number of components.
+    # Flags [E]: the actions are absolute poses; the policy sees the simulator's state; the actions are a replay
     is_absolute, is_scripted, is_replay = (
         marks.mark_flags(batch, mark) for mark in (marks.ABSOLUTE, marks.PRIVILEGED, marks.REPLAY)
     )
@@ -294,7 +293,7 @@ def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> t
         if not actions.size or actions.shape[1] != known_width or is_absolute[episode] or header.policy == NOOP:
             statistics.append(None)
             continue
-        # Whether the gripper's values count: only if the task has an object to grip and the policy controls the gripper
+        # The gripper's values count only if the task has an object to grip and no script or replay moves the gripper.
         grips = header.target_object is not None and not is_scripted[episode] and not is_replay[episode]
         statistics.append(measure_actions(actions, grips=grips, clipped=marks.clipped_numbers(batch, episode)))
     return tuple(statistics)
@@ -302,7 +301,7 @@ def _measure_actions(batch: Batch, host_of_suite: Mapping[str, str | None]) -> t
 
 def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> Bools:
     # Return a mask of the episodes that were stopped because they violated a scored specification, [E].
-    # A stopped episode counts if it has a mark, or if its first violation is in its last record.
+    # The outcome is `stopped`, and the episode is marked as such or has the first violation in the last record.
     last_step = batch.lengths - 1  # index of each episode's last record, [E]
     # For each episode, the first record that violates any scored specification; without one, the largest integer.
     # A specification's `first` [E] is -1 in an episode without a violation.
@@ -319,7 +318,7 @@ def _find_violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], librar
 
 
 def _find_inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np.object_]]:
-    # Map each specification to an array [E] with the reason why tags make the specification inactive; "" if it applies.
+    # Map each specification to an array [E]: the reason why tags make the specification inactive, or "".
     tasks = [(header.benchmark, header.task_id) for header in batch.headers]
     # (suite, task) -> specification's id -> reason. Many episodes have the same task.
     reasons_by_task = {task: ruleset.inactive_reasons(*task) for task in dict.fromkeys(tasks)}
@@ -350,12 +349,12 @@ class SpecVerdicts:
     a violation, there is no margin: the robustness is -inf, and outputs write null."""
     depth: Floats  # normalized depth of the violation; NaN if not active or if the depth is not defined
     extreme: Floats
-    """The signal's most critical value: nearest to the limit, or furthest beyond the limit. NaN if there is none."""
+    """The signal's most critical value: furthest beyond the limit or, if none is beyond, nearest. NaN if undefined."""
     first: Ints  # first violating record; -1 = no violation
     unknown: Ints
     """Number of records in which an unknown pose makes a signal unknown; 0 if tags or missing fields bar the clause."""
     held: Ints
-    """Number of records in which the clause's condition holds; 0 if there is no condition, or if it is not counted."""
+    """Number of records in which the clause's condition holds; 0 without a condition, or if these are not counted."""
     watched: Ints  # number of records in which the condition was examined
     unjudged: Unjudged = field(default_factory=dict)
 
@@ -372,21 +371,21 @@ def judge_spec(
     `reasons` [E] says why tags make the specification inactive; "" if it applies. If it applies but fields are missing,
     `missing` says whether this is an error; `unjudged` lists these errors. Missing fields of a robot's log are never
     errors. If only intervals of an episode are judged, `intervals` has them. Each interval is judged like an episode.
-    If a robot has several arms, the worst verdict of `RecordFields.views` counts: a violation, else no verdict, else
-    the smallest robustness.
+    If a robot has several arms, the worst arm counts. The order from the worst is: violation, no verdict, clause holds,
+    vacuous. Between equals, the smallest robustness is the worst.
 
     Raises `FormulaError` for a window bound that is not a multiple of the control step of an episode without time
     stamps, and `SignalError` if a signal is NaN or arithmetic overflows.
     """
-    # One item per arm if the robot has several arms and the formula is about an arm; else one item
+    # One item per arm if the robot has several arms and the formula is about an arm; otherwise a single item
     fields_of_arms = fields.views(signal_names(spec.formula))
     arm_verdicts = [_judge_arm(arm_fields, spec, reasons, missing, intervals) for arm_fields in fields_of_arms]
     return arm_verdicts[0] if len(arm_verdicts) == 1 else _join_arms(arm_verdicts)
 
 
 def view_clause(fields: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
-    """Return the fields of one episode with which a clause is judged: of the arm that decides the verdict, and limited
-    to the intervals in which the clause is judged.
+    """Return the fields with which a clause is judged in one episode. They are the fields of the arm that decides the
+    verdict, limited to the intervals in which the clause is judged.
     """
     intervals, fields_of_arms = find_intervals(fields.batch, spec, ruleset), fields.views(signal_names(spec.formula))
     worst_arm = 0
@@ -418,7 +417,7 @@ def _judge_arm(
         interval_trace, episode_of_interval, first_row = cut_intervals(trace, np.arange(len(reason)), intervals)
         interval_verdicts = _judge_trace(spec, interval_trace, reason[episode_of_interval], unjudged)
         first_record = first_row - trace.starts[episode_of_interval]
-        # Count the records from the start of the recorded episode instead of the interval; -1 = no violation.
+        # Convert indices within the interval to indices within the recorded episode; -1 = no violation.
         first_violation = np.where(interval_verdicts.first >= 0, first_record + interval_verdicts.first, -1)
         interval_verdicts = replace(interval_verdicts, first=first_violation)
         order = _sort_parts(interval_verdicts, episode_of_interval, np.zeros(len(first_record)))
@@ -434,7 +433,7 @@ def _judge_arm(
 
 def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
     # For each episode, return the verdict of the worst arm.
-    # The first violation and the counts are the earliest and the largest of all arms.
+    # `first` is the earliest first violation of any arm. Each count is the largest count of any arm.
     arms, episode_count = _stack_arms(arm_verdicts), len(arm_verdicts[0].state)
     # The episode of each verdict in `arms`, [A * E]
     episode_of_arm = np.tile(np.arange(episode_count), len(arm_verdicts))
@@ -442,7 +441,7 @@ def _join_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def _stack_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
-    # Concatenate the verdicts of `A` arms on `E` episodes, [A * E]: first those of the first arm. Join their errors.
+    # Concatenate the verdicts of `A` arms on `E` episodes, [A * E], beginning with the first arm. Join the errors.
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(verdicts, name) for verdicts in arm_verdicts])
         for name in (*_DECIDED, "first", *_COUNTS)
@@ -456,8 +455,8 @@ def _stack_arms(arm_verdicts: Sequence[SpecVerdicts]) -> SpecVerdicts:
 
 
 def _sort_arms(arms: SpecVerdicts, episode_of_arm: Ints) -> Ints:
-    # Return the indices of the verdicts of arms in the order of `_sort_parts`.
-    # Different values can have margins that are equal after rounding. If so, the more extreme value decides.
+    # Sort the verdicts of all arms as `_sort_parts` does, and return the indices of the sorted verdicts.
+    # Two different values may have equal margins after rounding. The value with the greater magnitude then comes first.
     # `arms` has the verdicts of all arms, and `episode_of_arm` the episode of each verdict.
     # `extreme` is the signal's value that is nearest to the limit or furthest beyond it.
     return _sort_parts(arms, episode_of_arm, -np.abs(arms.extreme))
@@ -465,17 +464,17 @@ def _sort_arms(arms: SpecVerdicts, episode_of_arm: Ints) -> Ints:
 
 def _sort_parts(parts: SpecVerdicts, episode_of_part: Ints, tie_breaker: Floats) -> Ints:
     # Return the indices that sort the verdicts on parts of episodes (intervals or arms) by episode.
-    # In each episode, the verdict that decides comes first: a violation, else no verdict, else the smallest robustness.
+    # Within an episode, violations come first, then missing verdicts, then clauses that hold; each by robustness.
     # The smallest `tie_breaker` resolves ties.
     rho = np.where(np.isnan(parts.rho), np.inf, parts.rho)
     # Ranks: 0 = violation, 1 = no verdict, 2 = the clause holds, 3 = vacuous
     rank = np.select([rho < 0, parts.state == INACTIVE, parts.state == ACTIVE], [0, 1, 2], 3)
-    return np.lexsort((tie_breaker, rho, rank, episode_of_part))  # `lexsort` sorts by its last key first
+    return np.lexsort((tie_breaker, rho, rank, episode_of_part))  # the last key of `lexsort` has priority
 
 
 def _join_parts(parts: SpecVerdicts, episode_of_part: Ints, order: Ints, fold_counts: np.ufunc) -> SpecVerdicts:
-    # Return the verdicts on episodes, each of which has one or more parts. `order` is the result of `_sort_parts`.
-    # `parts.first` counts records from the start of the episode. `fold_counts` joins the counts of an episode's parts.
+    # Join the verdicts on parts of episodes into verdicts on episodes. `order` is the result of `_sort_parts`.
+    # `parts.first` are indices within the episode. `fold_counts` joins the counts of an episode's parts.
     _, starts = np.unique(episode_of_part[order], return_index=True)  # where the parts of each episode start in `order`
     never = np.iinfo(np.int64).max
     first = np.minimum.reduceat(np.where(parts.first >= 0, parts.first, never)[order], starts)
@@ -492,8 +491,8 @@ _COUNTS = ("unknown", "held", "watched")  # fields of `SpecVerdicts` that count 
 def _judge_trace(
     spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
-    # Return the verdicts on the episodes of a trace. Each may be an interval of a recorded episode.
-    # Verdicts for the case that no record is judged: inactive or vacuous
+    # Return the verdicts on the episodes of a trace. An episode of the trace may be an interval of a recorded episode.
+    # `without_margin` has the verdicts if no record is judged: inactive or vacuous.
     without_margin = _verdicts_without_margin(reason, unjudged)
     is_undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
     # Indices of the episodes in which the specification applies and every numeric signal is defined
@@ -501,10 +500,10 @@ def _judge_trace(
     if not len(defined):
         return without_margin
     trace = trace.select_episodes(defined)
-    # `[0]` is the formula in which obligations that the episode's end cuts off count as kept.
-    # `verdict` has for each episode the robustness, the signal's most critical value, and the first violating record.
+    # `[0]` is the formula that treats obligations as kept if the episode's end cuts them off.
+    # For each episode, `verdict` has the robustness, the signal's most critical value, and the first violating record.
     verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown_records(trace)
-    # For each episode in `defined`: its robustness, and whether unknown values or an early end prevent a verdict
+    # For each episode in `defined`: the robustness, and whether unknown values or an early end prevent a verdict
     rho, lacks_verdict = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
     is_past_end = np.zeros(len(defined), np.bool_)  # True if a window past the episode's end decides
     # An empty window determines the verdict only if no finite margin does.
@@ -521,7 +520,7 @@ def _judge_trace(
     # Conditions are not counted in clauses of the default library. `count_condition` returns None without a condition.
     condition_counts = None if spec.formula in _load_default_formulas() else count_condition(spec.formula, trace)
     zeros = np.zeros(len(defined), np.int64)
-    # Records in which the condition held, and records in which it was examined, for each episode
+    # For each episode: the number of records in which the condition held, and the number of records examined
     held, watched = condition_counts or (zeros, zeros)
     values = {
         "state": np.where(is_active, ACTIVE, np.where(reason == "", VACUOUS, INACTIVE)),
@@ -544,8 +543,8 @@ def _judge_trace(
 def _add_missing_fields(
     fields: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
-    # Return `reasons` [E], with "" replaced by the first missing field of the episode, if any.
-    # Also map each missing field to the ids of the episodes in which its absence is an error.
+    # Return `reasons` [E]. If an item is "" and the episode lacks fields, name the first missing field instead.
+    # Also return a mapping: missing field -> ids of the episodes in which the absence of this field is an error.
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacks_field in signals.missing_fields(fields, signal_names(spec.formula)).items():
         newly_inactive = (reason == "") & lacks_field
@@ -574,8 +573,8 @@ def _load_default_formulas() -> frozenset[Formula]:
 def violation_depth(spec: Spec, rho: Floats) -> Floats:
     """Return the normalized depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
-    τ is the threshold. A binary specification has depth 1 if it is violated, else 0. The depth of other specifications
-    is NaN if they have no severe magnitude. Else, it is 1 if a Boolean signal decided the violation (`rho` = -inf).
+    τ is the threshold. A binary specification has depth 1 if violated, 0 otherwise. Any other specification has depth
+    NaN without a severe magnitude; with one, the depth is 1 if a Boolean signal decided the violation (`rho` = -inf).
     """
     # `rho` is the robustness: negative beyond the limit. `spec.severe` is the excess with depth 1, in the same unit.
     excess = np.maximum(0.0, -rho) + 0.0  # avoid -0.0 for a margin of zero
@@ -585,8 +584,8 @@ def violation_depth(spec: Spec, rho: Floats) -> Floats:
 
 
 def find_errors(spec: Spec, parts: Sequence[Unjudged]) -> Iterator[SignalError]:
-    """Yield an error for each missing field, sorted by name. Then yield one error for all episodes with a window past
-    their end. `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
+    """Yield an error for each missing field, sorted by name. Then yield at most one error on windows past the end of
+    episodes. `parts` are the specification's `SpecVerdicts.unjudged` in several batches.
     """
     # The key "", for windows past the end, comes last. All other keys are names of missing fields.
     # `Unjudged` maps a field's name to the ids of the episodes that lack it.

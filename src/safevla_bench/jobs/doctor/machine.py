@@ -111,7 +111,7 @@ def check_plus() -> Diagnosis:
         folder, runnable_n, task_n = plus.data_folder(), len(plus.select_variants(None)), len(plus.list_variants())
     except HostError as error:
         remedy = f"For the suite {plus.SUITE}: {error.remedy}"
-        # A user who set the folder's variable expects the files; other users do not need them.
+        # A user who set the folder's variable expects the files. All other users do not need the files.
         if plus.FOLDER in os.environ:
             return warned_check(check, error.problem, remedy)
         return passed_check(check, f"none. {remedy}")
@@ -149,7 +149,7 @@ def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
     # Run `python -m ARGUMENTS` in a separate process.
-    # Return the JSON object in the last line of its output. If the process fails or hangs, return a failed check.
+    # Return the JSON object in the output's last line. If the process fails or hangs, return a failed check.
     command = [sys.executable, "-m", *arguments]
     try:
         env = {**os.environ, **environment}
@@ -159,7 +159,7 @@ def _run_probe(
     if process.returncode < 0:  # a negative return code is the negated number of a signal
         return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
     if process.returncode:
-        # Show the line of the traceback that names the exception; "" if there is none.
+        # The first result of `find_exception` is the traceback's line that names the exception; "" without a traceback.
         return failed_check(check, find_exception(process.stderr)[0] or "the process printed nothing", remedy)
     output: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
     return output
@@ -265,7 +265,7 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_fast_mode(env: HostEnv, planned: PlannedEpisode) -> str:
-    # If the host has a fast mode, return a remark that this mode does not change an episode; else return "".
+    # Return a remark that the host's fast mode does not change an episode, or "" if the host has no fast mode.
     # Raise `HostError` if the mode changes an episode.
     if type(env).run_fast is HostEnv.run_fast:  # the host does not override the method, so it has no fast mode
         return ""
@@ -287,7 +287,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # if a plug-in has no task tags, the user can supply them with --rules
         return "not judged: no registry has the task's tags"
-    # Mention it if the simulator used stand-ins for the real assets.
+    # If the simulator used stand-ins for the real assets, add this to the phrase.
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"
 

@@ -73,7 +73,7 @@ def load_scenes() -> list[ExampleScene]:
 
 
 def fit_images(scene: ExampleScene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
-    """Return the scene's observation, with its pictures turned (a value of `TURNS`) and resized as `wants` says."""
+    """Return the scene's observation, with pictures turned by `turn` (a value of `TURNS`) and resized for `wants`."""
     height, width = wants.image_size
     images = {}
     for camera in wants.cameras:
@@ -113,7 +113,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
 
 def _horizontal_motion(actions: Floats, start: Observation | None) -> Floats:
     # Return the hand's change of position [x, y] in the actions [H, 7].
-    # Only its direction is used, so any unit is fine.
+    # Only the direction of this change is used, so any unit is fine.
     # The first numbers of an action are a change of position if `start` is None, else an absolute position.
     if start is None:
         return np.asarray(actions[:, :2].sum(axis=0))

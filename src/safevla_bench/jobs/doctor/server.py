@@ -66,8 +66,8 @@ class ServerAnswer:
 def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each property of the server KIND:ADDRESS, and finally the commands that evaluate it. If the
-    server answers in no dialect, a check fails. `host` limits the dialects to try; None = all, KIND's default first.
+    """Yield a diagnosis for each property of the server KIND:ADDRESS, then commands to evaluate the server. If it
+    answers in no dialect, a check fails. `host` limits the dialects (None = all); KIND's default is tried first.
     """
     # `arguments` are the user's --policy-arg. The first dialect in which the server answers is reported.
     kind = servers.KINDS.get(server.partition(":")[0])
@@ -115,12 +115,12 @@ def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], 
 
 
 def _first_host(dialect: str) -> str:
-    # Return the first host that the dialect's file lists, which is the host to test the dialect with.
+    # Return the host with which to test the dialect: the first host in the dialect's file.
     return next(iter(servers.dialects.load_dialect_file(dialect).hosts))
 
 
 def _example_task(host: str, dialect: str) -> Task:
-    # Return a task of the host, to name in requests to the server.
+    # Return an example task of the host. Requests to the server name this task.
     # A dialect is for the WidowX robot if its protocol gives a number of trials for WidowX tasks.
     is_widowx = _WIDOWX.benchmark in load_protocol(servers.dialects.load_dialect_file(dialect).release).trials
     return _WIDOWX if is_widowx else _EXAMPLE_TASKS[host]
@@ -173,12 +173,13 @@ def _describe_answer(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) 
 
 
 def describe_repeats(replies: Sequence[Floats]) -> str:
-    """Describe how many of the replies ([H, A] each) to one observation differ from the first reply, and how much."""
+    """Describe how many replies ([H, A] each) to one observation differ from the first reply, and by how much."""
     others = servers.find_others(replies)
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     if not others:
         return summary
-    # The largest difference in each reply with the shape of the first reply; `initial` permits empty replies.
+    # Compare only replies that have the first reply's shape. Each gap is a reply's largest difference from that reply.
+    # `initial` permits empty replies.
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     # If `gaps` is empty, each differing reply has another number of actions than the first reply.
     # `BY_CHANCE` is a hint on comparisons of policies whose answers vary.
@@ -187,7 +188,8 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
 
 
 def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
-    # Return how many of the actions in a reply (a chunk) are executed before the next request (`replan`).
+    # A reply contains a chunk of actions. `replan` is the number of actions to execute before the next request.
+    # Warn if the chunk has fewer actions than `replan`.
     action_count, replan = len(answer.actions), answer.replan
     chunk_size = f"{count_noun(action_count, 'action')} per reply"
     if replan is None or replan == action_count:
@@ -209,7 +211,7 @@ def check_actions(actions: Floats, dialect: Dialect) -> Iterator[Diagnosis]:
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute or _first_host(dialect.name) not in WIDTHS:
         return  # normal ranges are known only for changes of pose, and only on the hosts in `WIDTHS`
-    # The usual signs of a gripper's command are known only if the dialect passes it on unchanged (`raw`).
+    # The usual signs of gripper values are known only if the dialect passes the values on unchanged (`raw`).
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
         if oddity.about in ("range", "gripper"):  # in a single chunk, repeated actions and a still gripper are normal
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_SCALING_REMEDY}")

@@ -51,7 +51,7 @@ class _ScoresOrigin:
     @classmethod
     def read(cls, folder: Path) -> _ScoresOrigin:
         # Read the metadata of the folder's scores.parquet.
-        # Raise `RunError` if the folder is not judged, or if its scores are combined scores.
+        # Raise `RunError` if the folder is not judged, or if the folder's scores are combined scores.
         with run_folder.readable(folder / run_folder.SCORES_TABLE, f"Judge the folder first: safevla score {folder}."):
             with open_parquet(folder / run_folder.SCORES_TABLE) as (file, _):
                 schema = file.schema_arrow
@@ -126,7 +126,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     # All folders must have the rules of the first folder.
     for other in origins[1:]:
         origins[0].require_same_rules(other)
-    # `codes` are the versions of the code that recorded a folder. Compare one folder for each distinct `codes`.
+    # `codes` are the versions of the code that recorded a folder. Folders with equal `codes` need no comparison.
     origin_by_codes = {tuple(origin.codes): origin for origin in origins}
     for first, other in combinations(origin_by_codes.values(), 2):
         first.require_same_code(other)
@@ -166,14 +166,14 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
 
 
 def _read_scores(folders: Sequence[Path]) -> Iterator[Scores]:
-    # Yield each folder's verdicts. Raise `RunError` unless they agree with the folder's scores.parquet.
+    # Yield each folder's verdicts. Raise `RunError` if the verdicts contradict the folder's scores.parquet.
     # The same rules judged all folders, so verdicts with other specifications are from another judgement.
     specs: tuple[SpecColumn, ...] | None = None
     for folder in folders:
         path = folder / run_folder.VERDICTS
         with run_folder.readable(path, f"Judge the folder again with this version: safevla score {folder}."):
             scores = decode_scores(read_input(path, run_folder.MAX_VERDICTS_BYTES))
-            # If one file has more rows than the other, `zip_longest` pairs these rows with None, so they differ.
+            # If one file has more rows, `zip_longest` pairs the surplus rows with None, so the comparison below fails.
             row_pairs = zip_longest(_read_table_rows(folder), _list_verdict_rows(scores))
             matches_table = all(table_row == verdict_row for table_row, verdict_row in row_pairs)
         # Compare with the specifications in the first folder's verdicts.
@@ -207,7 +207,7 @@ def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
     # Raise `RunError` if different policies have the same name.
     # `runs` has a pair (folder, its policies) for each judged run.
     runs = [run for origin in origins for run in origin.identify_policies()]
-    # For each run: name -> new name, for the policies that share their name with another policy.
+    # For each run: name -> new name, for each policy that has the same name as another policy.
     renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
     shared_names = [name for new_names in renamings for name in new_names]
     if shared_names:
@@ -227,7 +227,7 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
     # All folders have the same rules, so use the first folder's rules.
-    # Join the folders' lists of invalid episodes, and add up their lost episodes.
+    # Join the lists of invalid episodes of all folders, and add up the numbers of lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
     all_lost = LostEpisodes(
         episodes=sum(part.episodes for part in lost),

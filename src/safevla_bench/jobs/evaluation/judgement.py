@@ -49,8 +49,8 @@ def judge(
 ) -> Judged:
     """Judge every episode of run folders and archives. If `skip_invalid`, omit invalid and lost episodes, and count
     them. If `mixes_starts`, accept benchmark suites together with suites whose start states a search chose; the caller
-    must not combine both kinds in one rate. `elsewhere`, if given, judges the row groups of Parquet archives in other
-    processes, with the same results. `survey`, if given, collects the parts of the records that the report needs.
+    must not combine the two kinds in one rate. `elsewhere`, if given, judges Parquet archives in other processes, with
+    the same results. `survey`, if given, collects the parts of the records that the report needs.
 
     Raises:
         CollectedError: lists every invalid or lost episode of the sources.
@@ -97,7 +97,7 @@ def judge(
 
 def require_unmixed(suites: Collection[str]) -> None:
     """Raise `RunError` if some but not all of the suites have start states that a search chose."""
-    # `suites` has the distinct names of suites; a chosen start is marked in its suite's name.
+    # `suites` has the distinct names of suites. The name of a suite says whether a search chose the start states.
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts chosen by a search, but other sources hold starts of a benchmark"
@@ -160,7 +160,7 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     except SafevlaError as error:
         # If there is no judged_with.json, the rules come from a registration in run.json.
         rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
-        # In the error's place, put the rules file before the file that the error names, if any.
+        # The error's place names the rules file. If the error already named a file, this file follows.
         error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
@@ -264,7 +264,7 @@ def _score_sources(
         index = scan.index()
         index.require_valid(skip_invalid=skip_invalid)
         if isinstance(error, UnknownTaskError):  # raise an error that lists all unknown tasks
-            # (suite, task) -> the first known instruction, which the error shows; None if no episode has one.
+            # (suite, task) -> the first known instruction, for the error's text; None if no episode has an instruction.
             instructions: dict[tuple[str, str], str | None] = {}
             for header in index.headers:
                 task = header.benchmark, header.task_id
@@ -381,7 +381,7 @@ def load_policy_results(
 def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
     """Read the records again, and return each episode's cumulative cost (NaN = unknown). With `allow_crashed`, ignore
     episodes without a record, because gates leave them out. Raises `RunError` if an episode's horizon is unknown,
-    because it is the upper bound of the episode's cost.
+    because the horizon bounds the cost.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -391,7 +391,7 @@ def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
     if None in horizons:
         remedy = "Record episodes with a horizon, because the interval needs the largest possible cost."
         raise RunError("an episode's record names no horizon", remedy=remedy, place=Place(field="horizon"))
-    # An episode without a record may be of a suite or task with a larger horizon than those with a record.
+    # Episodes without a record may belong to tasks with longer horizons than the recorded episodes.
     absent = () if allow_crashed else judged.scores.absent
     tasks = {(header.benchmark, header.task_id) for header in judged.headers}
     tasks |= {(row.benchmark, row.task_id) for row in absent if row.horizon}
@@ -432,7 +432,7 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
         protocol=protocol,
         privileged=judged.privileged,
     )
-    # Mappings from an episode's key (policy, id) to facts that determine its start, if recorded.
+    # Mappings from an episode's key (policy, id) to recorded facts that determine the start.
     earlier_resets = {episode.header.key: episode.earlier_resets for episode in records.notes if episode.earlier_resets}
     kitchens = {episode.header.key: episode.kitchen for episode in records.notes if episode.kitchen}
     shared_suite = judged.ruleset.registry.shared_suite

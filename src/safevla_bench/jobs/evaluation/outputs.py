@@ -66,13 +66,13 @@ def _is_set(row: EpisodeScore, name: str) -> bool:
     return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
 
 
-# The last columns of scores.parquet. A column in which no row has a value is omitted; most files have none of them.
+# The last columns of scores.parquet. A column is omitted if no row has a value in this column.
 _OPTIONAL_COLUMNS = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
 def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
     """Return the inputs of tables: scores, records, rules and remarks."""
-    # `digests`: whether the remark on the rules contains their digests.
+    # `digests`: whether the remark on the rules contains the digests of the rules.
     simulators, judge_sentence = judged.describe_simulators(), judged.provenance.to_sentence(digests=digests)
     return catalog.TableInputs(
         scores=judged.scores,
@@ -165,7 +165,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     # `_NO_EPISODES` is the JSON text of the empty list of episodes, with its key.
     head, tail = folder.encode_json(document).split(_NO_EPISODES, 1)
     # Insert the rows into the document's empty list of episodes.
-    # Keep the joined text only in `json_parts`, so that `json_parts.pop` below frees its memory after formatting.
+    # Keep the joined text only in `json_parts`, so that `json_parts.pop` below frees the text after formatting.
     json_parts = [b"".join([head, _NO_EPISODES[:-1], *json_parts, _NO_EPISODES[-1:], tail])]
     return {
         folder.SCORES_TABLE: folder.encode_parquet(table),
@@ -192,14 +192,14 @@ def render_report(
     page_folder: Path | None = None,
     survey: Survey | None = None,
 ) -> str:
-    """Return the report of all judged episodes as one self-contained HTML page. `survey` has the data that `judge`
-    collected for the report, and is emptied; if it lacks data, read the records again. Without `has_extras`, the page
-    has no rendered pictures and no results under varied physics. Links to films are relative to `page_folder`.
+    """Return the report of all judged episodes as one self-contained HTML page. Takes the data for the report out of
+    `survey`; if `survey` is None or incomplete, reads the records again. Without `has_extras`, the page has no rendered
+    pictures and no results under varied physics. Links to films are relative to `page_folder`.
     """
     # Without paths, the page has no pictures and no replays.
     paths = judged.paths if has_extras else ()
     policy_names = [source.policy_names for source in judged.records.sources] if paths else []
-    # `bodies` are the bodies in violations. `records` has the drawn episodes, and only the headers of all others.
+    # `bodies` are the bodies in violations. For episodes that the page does not draw, `records` has only headers.
     records, bodies = (survey or Survey()).take_records(judged)
     analysis = analyze_scores(
         judged.scores,
@@ -231,7 +231,7 @@ def render_report(
             *judged.describe_activity(),
             *judged.describe_registrations(),
         ],
-        # How verdicts change under varied physics, if replays have examined this.
+        # How verdicts change under varied physics; empty if no such replays were run.
         firmness=find_firmness(judged) if has_extras else {},
         summarized=judged.summarize_scores(),
     )
@@ -288,10 +288,10 @@ def comparison_tables(
     }
     simulators, provenance = provenance_marks.describe_simulators(versions_by_entrant), ruleset.provenance()
     registrations = registration.describe_registrations(open_sources(paths), provenance)
-    # Sentences on runs that other rules judged before.
+    # Sentences on runs that were judged by other rules before.
     makers = [sentence for path in paths for sentence in describe_maker(path, ruleset)]
     remarks = [*([simulators] if simulators else []), *registrations, *makers, provenance.to_sentence(digests=full)]
-    # A short answer to which policy is better, with all remarks as its notes.
+    # One table that answers which policy is better. All remarks are notes below this table.
     if not full:
         interventions = comparison.intervention_notes(report)
         return [comparison_answer.answer_table(report, [*interventions, *report.warnings, *remarks])]
@@ -300,8 +300,8 @@ def comparison_tables(
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
     """Compare a policy's rates with the rates that the paper prints for `name`, such as `paper:pi0.5`. If the sources
-    have several policies, `policies` selects one. Raises the errors of `compare_published`, and `RunError` if several
-    policies are left or the rules judge phase by phase.
+    have several policies, `policies` selects one. Raises the errors of `compare_published`, and `RunError` if the
+    sources and `policies` do not leave exactly one policy, or if the rules judge phase by phase.
     """
     judged.ruleset.require_whole(NOT_PHASED, "Compare without --set applicability=phased.")
     inputs = table_material(judged)
@@ -328,7 +328,7 @@ def build_board(
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files. The board shows published results and the policies of the sources.
-    `audits` maps policy -> audit, per source. Raises the errors of `judge`, and `RunError` unless applicability is on.
+    `audits` has policy -> audit per source. Raises the errors of `judge`, and `RunError` unless applicability is on.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions

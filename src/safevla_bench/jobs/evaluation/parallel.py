@@ -45,22 +45,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of an archive file: a range of the file's rows (None = all rows), and new names for policies in it."""
+    """A part of an archive file: a range of the file's rows (None = all rows), and new names of renamed policies."""
 
     path: Path
     rows: range | None
     names: PolicyNames
 
 
-# The result of `judge_part`, described there. A judgement is a batch's scores, or the error that prevented judging it.
+# A judgement is a batch's scores, or the error because of which the batch has no scores.
+# `Items` is the type of the result of `judge_part`.
 Judgement = JudgedChunk | SafevlaError
 Items = Sequence[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]]
 ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterator[Items]]
 
 
 def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) -> Items:
-    """Judge a part of an archive. Return an error per damaged record, and a tuple per batch: (the batch without the
-    channels that were judged, its scores or an error, and the bodies in violations if `has_bodies`).
+    """Judge a part of an archive. Return an error for each damaged record, and a tuple for each batch: (its headers,
+    lengths and times as a batch, its scores or an error, its bodies in violations). Bodies need `has_bodies`.
     """
     # `part` has the path of a file, a range of its rows (None = all), and new names for policies in the file.
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
@@ -68,7 +69,7 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
         if isinstance(batch, RecordError):
             items.append(batch)
             continue
-        # `outline` has the headers, lengths and times of the batch. Sending its other channels back would be slow.
+        # `outline` has the headers, lengths and times of the batch. Sending all other channels back would be slow.
         times = {"time_s": batch.channel("time_s")}
         outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=times)
         try:
@@ -106,7 +107,7 @@ class ParallelJudge:
             replace(source, read=partial(self._read_and_judge, ruleset, judgements, source, survey))
             for source in sources
         ]
-        # `scan.index` reads all sources. `kept` would have batches without their judged channels, so drop it.
+        # `scan.index` reads all sources. The batches in `kept` lack the judged channels, so drop these batches.
         records = replace(scan.index(), sources=tuple(sources), kept=None)
         if survey is not None:
             # The survey is complete only if it has exactly the episodes of the index.
@@ -155,7 +156,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
 
 
 def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
-    # Join the judgements into the scores of the episodes in the index, which omits invalid and repeated episodes.
+    # Join the judgements, and return the scores of the episodes in the index. It has no invalid or repeated episodes.
 
     def require_scores() -> Iterator[JudgedChunk]:
         # Yield the scores of each batch; raise the error of the first batch that could not be judged.
@@ -267,8 +268,8 @@ def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Call
 
 
 def _call_on_node(code: str, folder: Path, function: Any, item: Any) -> Any:
-    # Call the function on a node of the cluster. Return the result. `code` is the command's version of the code.
-    # Also return a `SafevlaError`, because Ray would wrap a raised error; `_submit_to_ray` raises the error again.
+    # Call the function on a node of the cluster, and return the result. `code` is the code version of the command.
+    # Return a `SafevlaError` instead of raising the error, because Ray would wrap it; `_submit_to_ray` raises it again.
     try:
         own_code = describe_code()
         if own_code != code:

@@ -38,7 +38,7 @@ class PreparedRun:
     cast: WorkerSpec  # how a worker makes its host and policies, and the rules that watch the episodes
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies; policies that the caller made stay open
-    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = it never does
+    tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = the whole plan runs
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
@@ -102,7 +102,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
     # Return the plan with the round of each episode. A stopping rule may end the run after any round.
-    # All episodes whose initial state has the same index belong to the same round. Rounds count from 0, without gaps.
+    # All episodes whose initial state has the same index belong to the same round. Rounds have the numbers 0, 1, 2 etc.
     states = sorted({episode.state for episode in plan})
     round_by_state = {state: number for number, state in enumerate(states)}
     return tuple(replace(episode, round=round_by_state[episode.state]) for episode in plan)
@@ -116,9 +116,9 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _add_server_arguments(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with `asked`: the arguments that its server requests, except those that the user gave. `asked`
-    is {} for an unreachable server, because it may start later, or only workers on other machines may reach it. But if
-    the workers are on this machine and the run has no other policy, raises `ServerUnreachableError`.
+    """Return the policy with `asked`: the arguments that its server requests, except those that the user gave. For an
+    unreachable server, `asked` is {}, because the server may start later or be reachable only from other machines. But
+    if the workers are on this machine and the run has no other policy, raises `ServerUnreachableError`.
     """
     user_arguments = request.client_options(policy)
     server_arguments = policy.asked or {}
@@ -160,7 +160,7 @@ def _plan_episodes(
     request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
     # Plan the episodes. Return the tasks that have at least one episode, and the planned episodes.
-    # None, or (policy, task) -> numbers of the recorded episodes, which a replay repeats.
+    # With `--episodes recorded`: (policy, task) -> numbers of the recorded episodes to replay. Otherwise None.
     recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == planning.RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
@@ -209,7 +209,7 @@ def _require_support(
 
 
 def _require_support_of_arms(planned: PlannedEpisode, policy: Policy, coupler: coupling.Coupler | None) -> None:
-    """Raise `PolicyError` if the policy or filter supports only one arm (servers, privileged policies and filters)."""
+    """Raise `PolicyError` for a server, privileged policy or privileged filter, because each supports only one arm."""
     # Privileged policies and filters read simulator state that a real robot cannot measure.
     has_privileged_filter = coupler is not None and coupler.privileged
     if isinstance(policy, RemotePolicy) or policy.wants.privileged or has_privileged_filter:
@@ -236,8 +236,8 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
 def _list_recorded_episodes(
     made_policies: Mapping[str, Policy], tasks: Sequence[Task]
 ) -> dict[tuple[str, Task], tuple[int, ...]]:
-    # Return (policy, task) -> numbers of the task's recorded episodes, without tasks that have none.
-    # Raise an error if a policy is not a replay, or if its recording has no episode of the tasks.
+    # Return (policy, task) -> numbers of the task's recorded episodes. Omit tasks without recorded episodes.
+    # Raise an error if a policy is not a replay, or if a replay's recording has no episode of the tasks.
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made_policies.items():
         if not isinstance(policy, ReplayPolicy):
@@ -279,7 +279,7 @@ def _describe_run(
     worker_spec: WorkerSpec,
     privileged: Collection[str],
 ) -> dict[str, object]:
-    # Return the content of run.json before the first episode. `tasks` have at least one episode.
+    # Return the content of run.json before the first episode. `tasks` are the tasks with at least one planned episode.
     # `privileged` names the policies whose filters read privileged simulator state.
     tag_files = judgement.read_host_registry(request.host)
     policies = [_describe_policy(row, made_policies[row.name], row.name in privileged) for row in request.roster]
@@ -324,7 +324,7 @@ def _describe_policy(requested: RequestedPolicy, policy: Policy, is_filter_privi
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules for running episodes: the request's rules, else registered or default rules with host tags."""
+    """Return the request's rules. Without them, return registered or default rules, extended by the host's tags."""
     if request.ruleset is not None:
         return request.ruleset
     registered = request.registration
@@ -349,7 +349,7 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
     if isinstance(dialect, dialects.Dialect):
         description["dialect"] = dialects.dialect_values(dialect)
     if isinstance(policy, entries.EntryPolicy):
-        # A published entry of the paper; `unknown` lists what the paper does not say about it.
+        # The policy is a published entry of the paper. `unknown` lists the facts about the entry that the paper omits.
         entry = policy.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
     if isinstance(policy, python.InProcessPolicy) and policy.orientation != python.UPRIGHT:

@@ -53,7 +53,7 @@ class RequestedPolicy:
     @property
     def is_entry(self) -> bool:
         # Whether the policy is one of the paper's entries, whose names contain the character "@".
-        # Paths and addresses after a colon may also contain "@", so do not search them.
+        # The text after a colon is a path or an address, which may also contain "@". Search only the text before.
         return entries.MARK in self.maker.partition(":")[0]
 
     def register(self) -> RegisteredPolicy:
@@ -79,7 +79,7 @@ class Request:
     versions may have None, which means the benchmark's number or, if the benchmark has none, 1.
     """
     policies: Sequence[str | RequestedPolicy] = ()
-    """The policies. A string such as `noop` is both the policy's name and how to make it."""
+    """The policies. A string such as `noop` is the policy's name, and also says how to make the policy."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Arguments that every policy gets."""
     servers: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request in run.json. Its only volatile facts are the servers. Raises `RunError`."""
+        """Return the request in run.json. Omits all volatile facts except the servers. Raises `RunError`."""
         description, place = read_description(run), Place(file=str(run / RUN))
         is_script = is_own_loop(description)
         if is_script or description.get("episodes") == SEARCHED:
@@ -186,7 +186,7 @@ def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
 
 
 def _read_registration(description: Mapping[str, object], run: Path) -> Registration | None:
-    # Return the registration in run.json, None if there is none. Raise `RunError` if it is damaged.
+    # Return the registration in run.json, or None without one. Raise `RunError` if the registration is damaged.
     document = description.get(REGISTERED)
     try:
         return None if document is None else parse_registration(document)
@@ -242,7 +242,7 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
 
 
 def _list_suite_tasks(host: Host, suite: str, request: Request) -> Sequence[Task]:
-    # Return the suite's tasks at the requested indices, in the order of the request, or all tasks.
+    # Return the suite's tasks at the requested indices, in the order of the request. Without indices, return all tasks.
     indices = request.tasks
     by_index = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
     unknown = sorted(set(indices or ()) - set(by_index))
@@ -273,8 +273,8 @@ ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # 
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for replays. Omit unknown fields. The host
-    comes from the recordings' run.json, else it is an installed host that has all suites. Makes and closes each policy.
+    """Return the fields `host`, `host_arguments` and `suites` of a `Request` for replays. Omit unknown fields. Take the
+    host from the recordings' run.json. If it is not installed, find a host with all suites. Makes and closes policies.
     Raises the errors of `make_policy`, and `RunError` if the recordings' hosts or arguments differ.
     """
     # (host, host arguments) of each recording

@@ -49,7 +49,7 @@ from safevla_bench.trajectory.batch import Batch
 
 @dataclass(frozen=True, repr=False)
 class PrintableTable:
-    """A table that a Python session shows as text and a notebook as HTML. `table` holds the numbers."""
+    """A table that appears as text in a Python session and as HTML in a notebook. `table` holds the numbers."""
 
     table: Table
 
@@ -145,11 +145,11 @@ class Evaluation(Sequence[JudgedEpisode]):
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
         """Return the episode that `key` selects: an index (-1 is the last), an id, or the end of an id. For a slice,
-        return a tuple. Raises `IndexError` for an unknown index, and `RunError` unless a text fits one episode.
+        return a tuple. Raises `IndexError` for an unknown index, and `RunError` unless a text selects just one episode.
         """
         if isinstance(key, str):
             return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
-        # Indexing the range resolves negative indices, and raises `IndexError` for unknown ones.
+        # Indexing the range resolves negative indices, and raises `IndexError` for unknown indices.
         if isinstance(key, slice):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
         return JudgedEpisode(self, range(len(self))[key])
@@ -164,7 +164,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return PrintableTable(catalog.build_tables(table_material(self.judged), (name,))[0])
 
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
-        """Return recorded episodes, worst first. `unsafe` selects unsafe ones, `success` successes or failures."""
+        """Return recorded episodes, worst first. `unsafe` omits safe episodes; `success` selects by success."""
         # A `success` of True selects successes, False failures, and None both.
         records = self.judged.records
         # The rows include episodes without a record, after all recorded episodes.
@@ -175,7 +175,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode with the worst violation, else the least margin. Raises `RunError` without episodes."""
+        """Return the episode with the worst violation or, if all are safe, the least margin; `RunError` if none."""
         ordered = self.episodes()
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` has the reason for each crash.")
@@ -255,13 +255,13 @@ def evaluate(
         suite: one suite or several, or the path of a BDDL file.
         host: the simulator; None = the simulator of the suite.
         tasks: indices of tasks in each suite; None = all.
-        episodes: number of episodes per task; None = the protocol's number, else the benchmark's.
-        name: the policy's name in every output; None = the name of the object's class, or the string.
+        episodes: number of episodes per task; None = the protocol's number or, without one, the benchmark's.
+        name: the policy's name in every output; None = an object's class name, or the string itself.
         out: the run folder to make; None = a temporary folder, which is deleted with the returned evaluation.
         ruleset: the rules to judge by; None = the default rules.
         protocol: the protocol that says how episodes start and end.
         seed: seed of the policy's randomness, from which some protocols also derive the environment's seeds.
-        max_steps: the horizon in steps; None = the protocol's, else the task's.
+        max_steps: the horizon in steps; None = the protocol's horizon or, without one, the task's.
         filter: filter of actions, as for `--filter`; None = no filter.
         delay: delay of answers, as for `--delay`; None = no delay.
         workers: number of processes; must be 1 for a policy object, because it cannot be sent to other processes.
@@ -294,7 +294,7 @@ def _read_tasks(tasks: object) -> tuple[int, ...]:
 
 
 def _read_integer(name: str, value: object) -> int:
-    # Return an integer, also of NumPy, as an `int`. Raise `RunError` for any other type.
+    # Return a Python or NumPy integer as an `int`. Raise `RunError` for any other type.
     if not is_integer(value):
         raise RunError(f"{name} is {value!r}", remedy="Pass a whole number.")
     return operator.index(value)  # converts NumPy's integers, too
@@ -327,7 +327,7 @@ def evaluate_request(
 ) -> Judged:
     """Check the tasks' tags, roll out, judge and write the results. Raises the errors of `roll_out` and `judge`."""
     out = out.absolute()  # a policy may change the working directory
-    # Check the task tags before the rollouts, because judging would fail after them.
+    # Check the task tags before the rollouts. If tags are missing, judging would fail only after all rollouts.
     if not has_nothing_to_run(request, out, running):
         require_trust(request.named_by, request.list_calls())
         if not ruleset.is_ablation:
@@ -342,7 +342,7 @@ def evaluate_request(
 
 
 def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: int) -> list[RequestedPolicy]:
-    # `named` is the result of `_name_policies`. All policies get the same filter and delay, those of `coupling`.
+    # `named` is the result of `_name_policies`. All policies get the filter and the delay of `coupling`.
     if workers != 1 and not all(isinstance(spec_or_object, str) for spec_or_object in named.values()):
         remedy = "Pass `workers=1`, or name the policy by its module: `python:my_module:MyPolicy`."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
@@ -371,7 +371,7 @@ def _name_policies(policy: object, name: str | None) -> dict[str, object]:
 
 
 def _find_host(host: str | None, suites: Sequence[str], registry: Registry) -> str:
-    # Return `host` if given, else the host of the first suite. Raise `RunError` if this host is unknown.
+    # Return `host`, or the first suite's host if `host` is None. Raise `RunError` if there is no suite or no host.
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several suites: `evaluate(policy, "libero-spatial")`.')
     if host:

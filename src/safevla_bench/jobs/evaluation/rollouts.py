@@ -78,10 +78,10 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether `resume` continues a complete run in `out` with the same request: no episode is left to run."""
+    """Return whether no episode is left to run: `resume` is set, and `out` has a complete run of the same request."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
-    # With these options, rules influence the run. The comparison below ignores rules, so leave it to the writer.
+    # With these options, rules influence the episodes. The writer compares rules; the comparison below ignores rules.
     if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
@@ -103,7 +103,7 @@ def _run_pending(
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
             return
         writer.reopen(index_by_id)  # removes the crashed episodes
-    # Crashed episodes have no record. They count as done unless the caller wants to run them again.
+    # Crashed episodes have no record. Such episodes count as done unless `retry_crashed` is set.
     done = {index: row for index, row in writer.episodes.items() if row.has_record or not running.retry_crashed}
     tally, pending = prepared.tally, list[plan.PlannedEpisode]()
     for index, planned in enumerate(prepared.episodes):
@@ -144,7 +144,7 @@ def _run_pending(
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")
     prepared.resources.close()  # disconnect, because some servers accept only one connection
-    # How many repeated requests each policy server answers differently; servers of a cluster are not asked.
+    # policy -> how many repeated requests its server answered differently. On a cluster, servers are not asked.
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
@@ -227,7 +227,7 @@ def _warn_of_equal_actions(finished_episodes: Iterable[EpisodeOutcome]) -> Itera
             continue
         start = (policy, planned.task.suite, planned.task.task_id, planned.state, planned.start.env_seed)
         assert episode.batch is not None
-        # Keep digests instead of actions, which need more memory.
+        # Keep digests instead of actions, because actions need more memory.
         digest = sha256(episode.batch.channel("action").values.tobytes()).digest()
         first_seed, first_digest = first_by_start.setdefault(start, (planned.policy_seed, digest))
         if first_seed != planned.policy_seed and digest == first_digest:
@@ -323,7 +323,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
     `prepare_run`, and `RunError` for a shard, replay, found starts, a policy object, or rules not from `load_ruleset`.
     """
     _require_registrable(request)
-    # To plan the paper's entries, any addresses of servers suffice, because planning sends no request to them.
+    # Planning sends no request to a server, so placeholder addresses are enough for the paper's entries.
     servers = request.servers or placeholder_servers(request)
     prepared = prepare_run(replace(request, servers=servers, ruleset=ruleset, registration=None), is_dry=True)
     prepared.resources.close()
@@ -361,7 +361,7 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    # Return a row for each task and horizon. All policies have the same initial states, so list only those of `policy`.
+    # Return a row for each task and horizon. All policies have the same initial states, so list those of `policy`.
     starts_by_task: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

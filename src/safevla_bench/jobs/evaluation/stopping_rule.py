@@ -74,7 +74,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     def to_text(self, unit: str = "") -> str:
         """Return the verdict with its interval or counts. `unit` is the noun for the counts, such as ` differences`."""
         # `unknown` is the number of initial states with unknown values. `ci` is an interval, for graded values only.
-        # `least` is the test result with the least possible values: a sum (`gained`) out of its maximum (`total`).
+        # `least` is the result for the least possible values: their sum (`gained`), and the maximum sum (`total`).
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -98,7 +98,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     def to_sentence(self, planned: int) -> str:
         # `planned` is the number of planned episodes.
         head = "Decided" if self.is_decided else "Not decided"
-        # For a pair of policies, the tests count only initial states at which the two policies differ.
+        # For a pair of policies, the tests ignore initial states at which the two policies are equal.
         unit = " differences" if _SAFER.search(self.condition) else ""
         findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
@@ -129,7 +129,7 @@ class RoundTally:
     """The finished episodes of a run by round, and the decision on the rule's condition so far."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Make a tally without episodes. Rounds count from 0. All episodes from one initial state share a round."""
+        """Make an empty tally. Rounds are numbered from 0. All episodes from one initial state share a round."""
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
         self._missing = Counter(episode.round for episode in planned)  # round -> number of unfinished episodes
@@ -208,7 +208,7 @@ class RoundTally:
     def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         # Compute one interval for the least possible values, and one for the greatest possible values.
         # `level` is the confidence of each interval.
-        # Decide the gate if both intervals, and all means between them, are on one side of the limit.
+        # The gate is decided if the whole range from `low` to `high` is on one side of the limit.
         least_means, greatest_means = self._bound_means(policy)
         least_values = [mean for starts in least_means for mean in starts.values()]
         greatest_values = [mean for starts in greatest_means for mean in starts.values()]
@@ -225,7 +225,7 @@ class RoundTally:
 
     def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
         # Test whether the first policy wins more than half of the start states at which the two policies differ.
-        # Each start state counts in proportion to the size of its difference.
+        # The weight of a start state is the absolute difference between the two policies' means at this state.
         round_pairs = zip(self._planned_ids[first], self._planned_ids[second], strict=True)
         shares = _cumulative_shares(len(starts.keys() & other_starts.keys()) for starts, other_starts in round_pairs)
         complete = *self._planned_ids[first][: self._rounds], *self._planned_ids[second][: self._rounds]
@@ -253,7 +253,7 @@ class RoundTally:
         return count
 
     def _bound_means(self, policy: str) -> list[list[dict[_Start, float]]]:
-        # Return two lists with one mapping per complete round: start state -> mean value of its episodes.
+        # Return two lists with one mapping per complete round: start state -> mean value of the state's episodes.
         # Unknown values are set to 0 in the first list, and to 1 in the second list.
         def mean(ids: Sequence[str], unknown: float) -> float:
             # Return the mean value of the episodes with these ids; `unknown` replaces values that are not known.
@@ -280,7 +280,7 @@ def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -
 
 
 def _cumulative_shares(counts: Iterable[int]) -> list[float]:
-    # `counts` has the number of initial states in each round. Return cumulative shares of their total, one per round.
+    # `counts` has the number of initial states in each round. Return the cumulative shares of all initial states.
     totals = list(accumulate(counts))
     return [total / max(1, totals[-1]) for total in totals]  # `max` avoids a division by zero
 
@@ -289,7 +289,7 @@ def _subtract_means(
     first_rounds: Sequence[Mapping[_Start, float]], second_rounds: Sequence[Mapping[_Start, float]], scale: int
 ) -> list[list[int]]:
     # `first_rounds` and `second_rounds` have one mapping start state -> mean value for each round.
-    # Per round, return the difference of the two policies' means, times `scale`, at each start state that both have.
+    # Return one list per round, with `scale` * (first mean - second mean) for each start state in both mappings.
     return [
         [round(scale * (first[start] - second[start])) for start in first if start in second]
         for first, second in zip(first_rounds, second_rounds, strict=True)
@@ -298,7 +298,7 @@ def _subtract_means(
 
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
     # Each start state at which the policies differ is one step of the test. The step's size is the absolute difference.
-    # A step is a gain if the first policy is better. If both policies are equally safe, half of all steps are gains.
+    # A step is a gain if the first policy is better. If both are equally safe, about half of all steps are gains.
     # `rounds` has the differences in each complete round; `shares` is the result of `_cumulative_shares`.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
@@ -313,14 +313,14 @@ def describe_decision(description: Mapping[str, object]) -> str:
         decision = msgspec.convert(description[DECISION], Decision)
     except msgspec.ValidationError:
         return ""
-    # Without a valid number of planned episodes, show the number of counted episodes instead.
+    # If run.json has no valid number of planned episodes, show the number of episodes in the complete rounds.
     planned = description.get("planned")
     return decision.to_sentence(planned if isinstance(planned, int) else decision.episodes)
 
 
 def was_stopped_early(judged: Judged) -> bool:
-    """Return whether at least one run is decided: by a stopping rule, even in its last round, or by a search."""
-    # A search stores in run.json that it is decided, even if it used its whole budget.
+    """Return whether a stopping rule or a search decided at least one run, even if only at the end of the run."""
+    # The run.json of a search says that the run is decided, even if the search used its whole budget.
     decisions = (source.description.get(DECISION) for source in judged.sources)
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 

@@ -48,13 +48,13 @@ _RESUME_HINT = "run the search command again, with --resume"
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
 """Limits at record 0 for a valid trial: each object's shift from its placement [m], and each object's speed [m/s]."""
-# Absolute value of a margin that depends only on Boolean signals.
+# A margin that depends only on Boolean signals has this absolute value.
 _BOOLEAN_MARGIN = 1.0
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The margins to minimize: a formula's robustness, or each clause's robustness divided by its threshold."""
+    """The margins to minimize: a formula's robustness, or for each clause the ratio of robustness to threshold."""
 
     ruleset: Ruleset
     text: str
@@ -83,7 +83,7 @@ class Objective:
         failed_margins = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
             return np.full_like(failed_margins, np.nan)
-        # The search looks for unsafe successes, so a failed episode is infinitely far from its goal.
+        # The search looks for unsafe successes, so a failed episode has infinite margins.
         if record is None or not record.headers[0].success:
             return failed_margins
         if self.formula is not None:
@@ -105,7 +105,7 @@ class Objective:
 
 def _begins_as_placed(record: Batch) -> bool:
     # Return whether, in record 0, all objects are at their chosen placements and no body moves.
-    # Small shifts and speeds, up to `SHIFTED_M` and `RESTING_M_S`, do not count.
+    # Ignore shifts up to `SHIFTED_M` and speeds up to `RESTING_M_S`.
     bodies, positions_m = record.body_pos_m.episode_poses(0)
     # `positions_m` is [records, bodies, 3].
     labels = [record.body_label(body) for body in bodies.tolist()]
@@ -123,7 +123,7 @@ def _begins_as_placed(record: Batch) -> bool:
 # The search
 
 
-NEAR = 0.1  # merge found starts if no coordinate differs by more than this fraction of its range
+NEAR = 0.1  # merge found starts if each coordinate differs by at most this fraction of the coordinate's range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class _TaskTrials:
 
     @property
     def values(self) -> list[float]:
-        # The value of each trial: its smallest margin. Negative = violated; infinite or NaN = no result.
+        # The value of a trial is the trial's smallest margin. Negative = violated; infinite or NaN = no result.
         return [float(margins.min()) for margins in self.margins]
 
     @property
@@ -188,14 +188,14 @@ def search_starts(
         all_trials = _plan_tasks(plan, prepared)
         description = _describe_search(plan, prepared, all_trials)
         with RunFolderWriter(out, description, resume=running.resume, continuation=_RESUME_HINT) as writer:
-            # The file of found starts, in the run folder.
+            # The path of the file of found starts, which is in the run folder.
             path = own_path(out, FOLDER, f"{plan.name}.json")
             if not writer.complete:
                 _run_trials(plan, prepared, all_trials, writer, running, observer)
                 make_folder(path.parent)
                 write_atomically(path, folder.dump_json(_collect_found(plan, all_trials, writer)))
                 trial_count = sum(len(trials.planned) for trials in all_trials)
-                # A search may end before its budget is used, so store the number of episodes as a stopping rule does.
+                # A search may end before its budget is used, so store the number of episodes.
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trial_count})
                 parts.add_digests(out, {f"{FOLDER}/{path.name}": path.read_bytes()})
     judged = judgement.judge([out], plan.objective.ruleset)
@@ -227,7 +227,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
         raise HostError(problem, remedy=remedy)
     space = replace(space, wordings=wordings, policy_seeds=plan.policy_seeds)
-    # The label marks records of the search, whose start states are not the suite's.
+    # The label marks the records of the search, because their start states are not initial states of the suite.
     cube, label = UnitCube(space), label_suite(SEARCHED, plan.name, base.task.benchmark)
     optimizer = make_optimizer(plan.method, cube, (plan.request.seed, base.task.index))
     return _TaskTrials(replace(base, task=replace(base.task, label=label)), space, cube, optimizer, first_place)
@@ -285,12 +285,12 @@ def _run_trials(
     running: ExecutionOptions,
     observer: Observer | None,
 ) -> None:
-    # Run the trials that the folder lacks, and write them. Trials run one generation after the other, task by task.
+    # Run and write the trials that the folder lacks, task by task, and one generation after the other in each task.
     if observer:
         observer.started([trials.base for trials in all_trials for _ in range(plan.budget)])
-    # The index of an episode in the run is its task's `first_place` plus its number in the task.
+    # An episode's index in the run is the sum of the task's `first_place` and the episode's number within the task.
     first_places = {trials.base.task.task_id: trials.first_place for trials in all_trials}
-    # Margins of the trials (distances to a violation), by index. At first, the mapping only has trials in the folder.
+    # Margins of the trials (distances to a violation), by index in the run. At first, only trials in the folder.
     # The loop below adds the margins of the new trials, and the generators read these margins.
     margins = {index: plan.objective.margins(_read_record(writer, index)) for index in sorted(writer.episodes)}
     generations = (generation for trials in all_trials for generation in _list_generations(plan, trials, margins))
@@ -315,9 +315,9 @@ def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
 def _list_generations(
     plan: SearchPlan, trials: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield, per generation, the episodes missing in `margins`. The caller adds their margins before it continues."""
+    """Yield each generation's episodes without margins. The caller adds these margins before the next generation."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
-        # A generation has one point [d] per trial; the budget may end within a generation.
+        # A generation has one point [d] per trial. The budget may end in the middle of a generation.
         points, first_trial = trials.optimizer.ask(), len(trials.planned)
         tried_points = points[: plan.budget - first_trial]
         generation = [_plan_trial(plan, trials, point, trial) for trial, point in enumerate(tried_points, first_trial)]
@@ -334,7 +334,7 @@ def _list_generations(
 def _plan_trial(plan: SearchPlan, trials: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
     """Plan a trial. If the environment seed determines the start, choose a seed that the benchmark does not use."""
     base = trials.base
-    wording_index, seed_index = trials.cube.choose(point)  # 0 = the task's own instruction, the usual seed
+    wording_index, seed_index = trials.cube.choose(point)  # 0 means the task's own instruction, or the usual seed
     # Pairs (coordinate such as `plate_1.x`, value in m):
     placed = tuple(zip(trials.space.names, trials.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
@@ -371,7 +371,7 @@ def _collect_found(plan: SearchPlan, all_trials: Sequence[_TaskTrials], writer: 
 
 def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
     # Return the summary of a task's trials. A hit is a success that violates the objective (value < 0).
-    # Do not count trials with the value NaN, in which the objects did not begin at their placements.
+    # Do not count trials with the value NaN: in these trials, objects did not begin at the chosen placements.
     # A trial's value is its smallest margin; infinite if the episode failed or cannot be judged.
     counted_trials = [trial for trial, value in enumerate(trials.values) if not np.isnan(value)]
     outcomes = [writer.episodes[trials.first_place + trial].outcome for trial in counted_trials]
@@ -387,9 +387,9 @@ def _summarize_task(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWrit
         crashed=outcomes.count("crashed"),
         hits=len(trials.hits),
         best=min(finite_values, default=None),
-        # Trials are counted from 1 in files and messages.
+        # In files and messages, trials are numbered from 1.
         first=min(trials.hits) + 1 if trials.hits else None,
-        # An upper end of 1 gives no information, so it is None. Without hits, the lower end is None, too.
+        # An upper end of 1 gives no information, so store None. Without hits, store None for the lower end, too.
         bound=interval.high if interval and interval.high < 1.0 else None,
         least=interval.low if interval and trials.hits else None,
     )
@@ -418,7 +418,7 @@ def _bound_rate(
 
 
 def _list_found_starts(plan: SearchPlan, trials: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
-    # Yield a start for each group of hits that are near each other: the one with the lowest margin.
+    # Group the hits that are near each other. For each group, yield the start with the lowest margin.
     # `hits` are sorted by margin, so the first trial of a group has the group's lowest margin.
     # All trials of a group are near the group's first trial.
     groups: list[list[int]] = []
@@ -456,7 +456,7 @@ def _is_near(trials: _TaskTrials, trial: int, other_trial: int) -> bool:
 
 def _distance_to_own_starts_m(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> float | None:
     # Return the distance to the nearest initial state of the benchmark; None without such states or placements.
-    # The distance between two initial states is the largest difference of any coordinate.
+    # The distance between two initial states is the maximum of the coordinates' absolute differences.
     if not space.own or not placed:
         return None
     shifts_m = np.abs(np.array(space.own) - np.array([value for _, value in placed]))
@@ -469,7 +469,7 @@ def _format_percent(share: float) -> str:
 
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
-    """Return a sentence on the unsafe starts that the search of a task found or, if none, on the number of trials."""
+    """Return a sentence on the unsafe starts that a task's search found; without any, on the number of trials."""
     # `task` is the summary of one task in the file of found starts `suite`.
     crashed = f", {task.crashed} crashed" if task.crashed else ""
     crashed += f", {task.thrown} with objects off their placements" if task.thrown else ""

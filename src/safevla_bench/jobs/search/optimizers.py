@@ -32,9 +32,9 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # `space` has the names of the placements, and their bounds `low` and `high` [m].
+        # `space` has the names of the placements, and the bounds `low` and `high` [m] of each placement.
         # The last two coordinates, the wording and the policy seed, range from 0 to the number of choices.
-        # If there is only one choice, the coordinate's range has the width 0.
+        # A coordinate with only one choice has a range of width 0.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
         self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
@@ -42,26 +42,26 @@ class UnitCube:
         self.places = int((self.free < len(space.names)).sum())  # number of coordinates in `free` that are placements
 
     def to_meters(self, point: Floats) -> Floats:
-        """Return all placements [m] of a point [d]. Fixed coordinates are at the low end of their range."""
+        """Return all placements [m] of a point [d]. A coordinate that cannot vary is at the low end of the range."""
         # The last two coordinates are the wording and the policy seed, not placements.
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:
         """Return the index of the wording and the index of the policy seed for a point [d]."""
-        # Round the coordinate down to get the index of a choice. The upper end of the range gives the last choice.
+        # Round a coordinate down to get the index of a choice. `minimum` maps the range's upper end to the last choice.
         last_choices = np.maximum(self.width[-2:] - 1, 0)
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], last_choices).astype(int)
         return int(wording), int(seed)
 
     def _to_coordinates(self, point: Floats) -> Floats:
-        # Return all unscaled coordinates of a point. Coordinates that cannot vary are at the low end of their range.
+        # Return all unscaled coordinates of a point. A coordinate that cannot vary is at the low end of its range.
         coordinates = self.low.copy()
         coordinates[self.free] += self.width[self.free] * point
         return coordinates
 
     def is_allowed(self, point: Floats) -> bool:
-        """Return whether all objects keep their minimum distances at a point [d]."""
-        # `apart_m` has two objects and the minimum horizontal distance of their centers.
+        """Return whether a point [d] keeps the required minimum distances between objects."""
+        # Each item of `apart_m` has two objects and the minimum horizontal distance between the objects' centers.
         coordinates_m = dict(zip(self._space.names, self.to_meters(point), strict=True))
         for first, second, gap_m in self._space.apart_m:
             x_distance_m = coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"]
@@ -90,8 +90,8 @@ class RandomPoints:
 class DirectedPoints:
     """Optimizer that runs CMA-ES from the best random point for each clause in turn, and then from new random points.
 
-    One CMA-ES run (a descent) minimizes one clause's margin while the margin improves. Clauses closest to their limits
-    come first. Clauses with constant margins are skipped. Source: N. Hansen, arXiv:1604.00772; package `cma`.
+    One CMA-ES run (a descent) minimizes one clause's margin while the margin improves. The clause with the smallest
+    margin comes first. Clauses with constant margins are skipped. Source: N. Hansen, arXiv:1604.00772; package `cma`.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
@@ -136,7 +136,7 @@ class DirectedPoints:
         self._drawn_points.append(points)
         self._drawn_margins.append(finite_margins)
         if len(self._drawn_points) == _RANDOM_GENERATIONS:
-            # All random points are drawn. Sort the clauses by their smallest margin.
+            # All random points are drawn. Sort the clauses by the smallest margin that each has at any point.
             # Omit each clause that has the same margin at all points.
             drawn_margins = np.concatenate(self._drawn_margins)
             nearest_first = np.argsort(drawn_margins.min(axis=0), kind="stable").tolist()
@@ -144,7 +144,7 @@ class DirectedPoints:
             self._start_descent()
 
     def _start_descent(self) -> None:
-        # Begin to minimize the first clause that is left, at its best random point.
+        # Begin to minimize the first remaining clause. Start at the random point with this clause's smallest margin.
         # If no clause is left, end the descents, so that `ask` draws random points.
         if not self._clauses_left:
             self._descent = None
@@ -173,6 +173,6 @@ Optimizer = RandomPoints | DirectedPoints
 
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
-    """Return the optimizer for a method. Its points depend only on `seed` and the margins that it receives."""
+    """Return the optimizer for a method. The optimizer's points depend only on `seed` and the received margins."""
     rng = np.random.default_rng(seed)
     return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)

@@ -1,4 +1,4 @@
-"""Verification of a run folder: digests, episodes, scores and replays. A check that could not be made gives a reason.
+"""Verification of a run folder: digests, episodes, scores and replays. A check that cannot be made states the reason.
 
 An audit replays episodes that are drawn by a random number, which the maker of the run could not predict.
 """
@@ -34,7 +34,7 @@ class AuditPlan:
         drawn: dict[str | None, list[int]] = {}
         for policy in dict.fromkeys(header.policy for header in headers):
             indices = [index for index, header in enumerate(headers) if header.policy == policy]
-            # Positions in `indices`, of up to `self.count` episodes:
+            # `chosen` are positions in the list `indices`, at most `self.count`.
             chosen = choose_episodes([headers[index] for index in indices], self.count, salt)
             drawn[policy] = [indices[position] for position in chosen]
         return drawn
@@ -101,7 +101,7 @@ def _check_run(
 
 def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
     """Return policy -> audit result for a run folder or archive. A single archive never passes. Raises `RunError`."""
-    # An archive without a run folder has no run.json, which replays need, so its replays stay open.
+    # Replays need run.json. An archive without a run folder has no run.json, so the checks of its replays stay open.
     audits = _audit_policies(source, files.read_records(source)[0], plan, lambda done, episode_id: None)
     return {policy: mark for policy, mark, _ in audits}
 
@@ -109,7 +109,7 @@ def audit_source(source: Path, plan: AuditPlan) -> dict[str | None, AuditMark]:
 def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
-    # Yield for each policy: its name, the result of its audit, and a list with the result of each replay.
+    # Yield for each policy: the name, the result of the audit, and a list with the result of each replay.
     # If a record is damaged, the list has a single result: an open check.
     # The archive's digest and the plan's seed determine the draw.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
@@ -128,7 +128,7 @@ def _audit_policies(
 
 
 def _list_details(findings: Sequence[files.Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    # Return the details of the results with this verdict, each after the id of its episode.
-    # A replay's check is named "replay EPISODE"; the names of other checks have no episode.
+    # Return the details of the results with this verdict. Each text begins with the episode's id, if there is one.
+    # The check of a replay is named "replay EPISODE". The names of all other checks contain no episode id.
     pairs = [(finding.check.partition(" ")[2], finding) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {finding.said}" if episode else finding.said for episode, finding in pairs)

@@ -71,7 +71,7 @@ class Verification:
 
     @property
     def can_be_rescored(self) -> bool:
-        """True if files differ, but only files that the judgement writes; judging the run again corrects them."""
+        """True if only outputs of the judgement differ, so that judging the run again corrects all differences."""
         # A file's check has the name of the file. The check `SOURCE` tests whether the run's archive was judged.
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
@@ -88,7 +88,7 @@ class Verification:
 
     @property
     def is_by_other_rules(self) -> bool:
-        """True if nothing differs, but the scores were not confirmed: other rules or another version judged the run."""
+        """True if nothing differs, but other rules or another version judged the run, so the scores are unconfirmed."""
         # The check of the scores has the name of the scores file. `unchecked` means that a check could not be made.
         # The check is also open if the rules that judged the run are not available.
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
@@ -125,7 +125,7 @@ def check_files(run: Path) -> list[Finding]:
     archive, match_text = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     # Raw records are single files of episodes that were not packed into an archive.
     is_raw = parts.has_raw(run) and not archive
-    # The result for raw records, which have no manifest. With `wanted=False`, it leaves the verification decided.
+    # The result for raw records, which have no manifest. `wanted=False`: this does not make the verification undecided.
     undigested = open_check(PARTS, "raw records have built-in checksums instead of a manifest", wanted=False)
     try:
         changed_parts = [] if is_raw else list(parts.changed_parts(run))
@@ -145,7 +145,8 @@ _KNOWN_FILES |= {FOUND, parts.RAW}
 
 
 def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
-    # Yield open checks for pictures without a digest and for files with unknown names. `digested`: files with digests.
+    # Yield open checks for pictures without a digest, and for files with unknown names.
+    # `digested` are the names of the files that have a digest.
     # The pattern `[!.]*` omits hidden files, which are temporary.
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     missing = [name for name in pictures if name not in digested]
@@ -159,7 +160,7 @@ def _find_undigested(run: Path, digested: Collection[str]) -> Iterator[Finding]:
             yield open_check(PICTURES, f"{count_text}: raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _KNOWN_FILES]
     if others:
-        # Do not check the folder of experiments, which has judgements by other rules.
+        # Do not check the folder of experiments, because its content was judged by other rules.
         is_wanted = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digested for name in others)
         detail = f"{', '.join(others)}: this check cannot reproduce these files"
         detail += "; keep exports outside the run folder" if is_wanted else ""
@@ -170,7 +171,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     """Compare the protocol in run.json with the preset of the same name, if there is one."""
     description = folder.read_description(run)
     protocol = description.get("protocol")
-    # A user's own loop has no preset.
+    # There is no preset for the protocol of a user's own loop.
     if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
         return
     name, versions = protocol.get("name"), description.get("versions")
@@ -190,7 +191,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 
 
 def check_code(run: Path) -> Iterator[Finding]:
-    """Check whether run.json, the episodes and this installation have the same code version; yield the result."""
+    """Compare the code versions of run.json, the episodes and this installation; yield the result."""
     try:
         # A crashed episode may lack its code version, because its worker died.
         episode_codes = {row.code or UNKNOWN for row in parts.episode_rows(run) if row.outcome != "crashed"}
@@ -263,7 +264,7 @@ def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
 
 
 def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
-    # Yield the differences between the plan in run.json and the table of episodes, whose name is `table`.
+    # Yield the differences between the plan in run.json and the table of episodes. `table` is the table's name.
     # `unnamed` counts missing episodes whose ids are not in run.json.
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
@@ -274,7 +275,7 @@ def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: s
 
 
 def _list_episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
-    # Yield the differences between the table of episodes, whose name is `table`, and the records.
+    # Yield the differences between the table of episodes and the records. `table` is the table's name.
     # An episode of n steps has n + 1 records.
     headers_and_steps = zip(records.headers, (records.lengths - 1).tolist(), strict=True)
     recorded = {header.episode_id: _shared_fields(header, steps) for header, steps in headers_and_steps}
@@ -342,8 +343,8 @@ _REMEDY = "Check with the rules of the run's maker: --rules as-judged, or with y
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
-    """Compare the library, registry and version with those that judged the run. If library and registry agree, judge
-    the run again and compare its score files with the new judgement.
+    """Compare the library, registry and version with the ones that judged the run. If library and registry agree, judge
+    the run again, and compare the run's score files with the new results.
 
     The check is open if the run has no scores, or if its rules are unavailable or have another name or other options
     than `ruleset`. Without `ruleset`, the check is also open if non-default rules in the run folder judged the run. A
@@ -354,7 +355,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     else:
         reason = f"{folder.SCORES} is missing; nothing says how the run was judged"
         findings = [open_check(folder.SCORES, reason, wanted=False)]
-    # The check of a file has the file's name. Report the files that were not compared as open.
+    # The check of a file has the file's name. Add an open check for each file that was not compared.
     checked = {finding.check for finding in findings}
     unchecked_files = [name for name in _JUDGEMENT_FILES if name not in checked and (run / name).exists()]
     return [*findings, *(open_check(name, reason) for name in unchecked_files)]
@@ -386,7 +387,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     else:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        # If another version wrote the files, differences are expected, so leave the files' checks open.
+        # If another version wrote the files, differences are expected, so change these mismatches into open checks.
         for index, finding in enumerate(findings):
             if finding.verdict == "differs" and finding.check != SOURCE:
                 findings[index] = replace(finding, verdict="unchecked")
@@ -394,7 +395,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
 
 
 def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
-    # Return whether `provenance` names the rules that are stored in the run folder; false if they cannot be loaded.
+    # Return whether `provenance` names the rules stored in the run folder; false if the stored rules cannot be loaded.
     try:
         return find_rules([run], as_judged=True).provenance().rules == provenance.rules
     except SafevlaError:
@@ -421,7 +422,7 @@ def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
 
 
 def _compare_ids(check: str, name: str, judged_value: str, own_value: str, remedy: str = "") -> Finding:
-    # Compare a name or digest from the run's judgement with the installed one.
+    # Compare a name or digest from the run's judgement with the installed name or digest.
     if judged_value == own_value:
         return agreement(check, f"{name} {own_value}")
     return mismatch(check, f"judged with {name} {judged_value}; {name} {own_value} is installed here{remedy}")
@@ -440,7 +441,7 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
         detail = f"{omitted} episodes were invalid or lost when the run was judged, but now {judged.left_out.count}"
         return [mismatch(folder.SCORES, detail)]
     findings = [_check_source(run, scores_file, judged)]
-    # Keep the stored provenance. Its messages on invalid episodes may name the folder in which the run was judged.
+    # Keep the stored provenance, because messages on invalid episodes may name the folder where the run was judged.
     # Insert the stored digests, which `_check_source` has compared; `strict=False` tolerates a damaged list.
     sources_and_digests = zip(judged.sources, scores_file.list_archives(), strict=False)
     sources = tuple(replace(source, archive_sha256=digest) for source, digest in sources_and_digests)
@@ -461,7 +462,7 @@ def _check_rejudged(run: Path, scores_file: ScoresFile, ruleset: Ruleset) -> lis
 
 
 def _check_source(run: Path, scores_file: ScoresFile, judged: Judged) -> Finding:
-    # Compare the sources that scores.json lists, including the archive's digest, with the run.
+    # Compare the sources in scores.json, which include the archive's digest, with the sources of the run.
     if folder.archive_digest(run) is None:
         return open_check(SOURCE, f"{folder.MANIFEST} does not identify the judged archive")
     judged_digests = scores_file.list_archives()
@@ -552,7 +553,7 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
     return f"{field}: the file has {excerpts}"
 
 
-# File -> noun for the compared contents (in messages), function that yields their differences, maximum size in bytes.
+# File -> (noun in messages for the compared contents, function that yields differences, maximum size in bytes)
 _REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
     folder.SCORES: ("bytes", _json_differences, folder.MAX_SCORES_BYTES),
     folder.SCORES_TABLE: ("rows", _row_differences, folder.MAX_SCORES_BYTES),
@@ -561,7 +562,7 @@ _REJUDGED_FILES: Mapping[str, tuple[str, _DifferenceFinder, int]] = {
 
 
 def _check_report(run: Path, judged: Judged) -> Finding:
-    # Compare the report's bytes with a new report. The check is open if later files may have changed the report.
+    # Compare the report's bytes with a new report. Leave the check open if files newer than the report may matter.
     written, command = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES), format_rescore_command(run)
     try:
         expected = render_report(judged, page_folder=run).encode()
@@ -582,7 +583,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
 
 
 def _find_differing_byte(written: bytes, expected: bytes) -> int:
-    # Return the index of the first different byte. If one content is the beginning of the other, return its length.
+    # Return the index of the first different byte. If the shorter content has no different byte, return its length.
     for index, (byte, other) in enumerate(zip(written, expected, strict=False)):
         if byte != other:
             return index
@@ -595,7 +596,7 @@ def _excerpt(content: bytes, index: int) -> str:
 
 
 def _check_rules(run: Path, provenance: Provenance) -> Finding:
-    # Check that the rules stored in the run folder are those that judged the run.
+    # Check that the rules stored in the run folder are the rules that judged the run.
     try:
         stored_rules = find_rules([run], as_judged=True).provenance()
     except SafevlaError as error:

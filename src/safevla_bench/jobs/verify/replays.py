@@ -40,7 +40,7 @@ from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
 
 ProgressCallback = Callable[[int, str], None]
-"""Called before each episode with two arguments: the number of finished episodes, and the id of the next episode."""
+"""Function called before each episode. The arguments are the number of finished episodes and the next episode's id."""
 REPLAY = "replay"
 # Tolerance (absolute plus relative) for replays that begin at a recorded state.
 _STATE_TOLERANCE = 1e-5
@@ -59,7 +59,7 @@ UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION, SUBGOALS)
 OF_LAST_STEP = (
     "contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported", SUBGOALS
 )  # fmt: skip
-"""Channels that depend on the previous step, which a simulator state does not contain."""
+"""Channels that depend on the previous step. A simulator state does not contain the previous step."""
 _PLANNED_FIELDS = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 # Header fields that `compare_records` ignores. The run or the start determines them, or another check compares them.
 _RUN_FIELDS = frozenset(
@@ -79,12 +79,12 @@ class Deviation:
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference of two values at `place`: in a record, and in the `source`. `ABSENT` means no value."""
+        """Return the difference at `place` between a record's value and the source's value. `ABSENT` means no value."""
         both_values = f"the record has {files.format_value(recorded)}, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {both_values}")
 
     def __str__(self) -> str:
-        # The difference as a phrase; the header has no step.
+        # The difference as a phrase. A difference in the header has no step.
         return self.text if self.step is None else f"step {self.step}, {self.text}"
 
 
@@ -144,9 +144,9 @@ def compare_records(
 def _find_header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Deviation]:
-    # Yield the first difference in each header field. If `lenient`, compare only fields that the record has.
-    # The fields in `newer_names` are compared only if the record has them, because older recorders did not write them.
-    # Compare the poses of fixtures only if the record and the replay have such poses.
+    # Yield the first difference in each header field. If `lenient`, ignore fields that the record lacks.
+    # Older recorders did not write the fields in `newer_names`, so compare only those that the record has.
+    # Compare fixture poses only if the record and the replay each have fixture poses.
     # `_RUN_FIELDS` are not compared here: the run or the start determines them, or another check compares them.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
@@ -158,7 +158,7 @@ def _find_header_differences(
     for name in sorted(names - _RUN_FIELDS):
         recorded_value, replayed_value = recorded.get(name, files.ABSENT), replayed.get(name, files.ABSENT)
         if name == robocasa.RecordableKitchen.host and files.ABSENT not in (recorded_value, replayed_value):
-            # Older records list groups in arbitrary (hash) order, so `to_plain` sorts the groups.
+            # Older records list a kitchen's groups in arbitrary (hash) order, so `to_plain` sorts the groups.
             recorded_value, replayed_value = map(robocasa.to_plain, (recorded_value, replayed_value))
         yield from _first_difference(name, recorded_value, replayed_value)
 
@@ -186,7 +186,7 @@ def _first_difference(name: str, recorded: object, replayed: object, tolerance: 
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]:
-    """Return the differences between a record and its plan in id, start, seed and horizon."""
+    """Return the differences in id, start, seed and horizon between a record and the planned episode."""
     start = planned.start
     # In the order of `_PLANNED_FIELDS`:
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
@@ -201,7 +201,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     """
     steps, success = len(successes), bool(successes and successes[-1])  # an episode without steps has no success
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
-    # The outcomes that the replay permits. A planned failure ends early only by an invalid action or a stop.
+    # The outcomes that agree with the replay. Before its horizon, a failure ends only by an invalid action or a stop.
     possible_outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
         possible_outcomes = ("success",)
@@ -211,7 +211,7 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
         possible_outcomes = ("timeout",)
     if header.outcome_label not in possible_outcomes:
         differences.append(Deviation.of("outcome", header.outcome, " or ".join(possible_outcomes)))
-    # A planned episode ends at its first success and at its horizon; the record must not continue after them.
+    # A planned episode ends at the first success or at the horizon. The record must not continue afterwards.
     if planned and planned.stop_at_success and True in successes[:-1]:
         differences.append(replace(Deviation.of("success", False, True), step=successes.index(True) + 1))
     if planned and steps > planned.horizon:
@@ -235,7 +235,7 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read the setting from a run folder. Raises `RunError` if the run is incomplete, or lacks host or protocol."""
+        """Read a run folder's setting. Raises `RunError` if the run is incomplete, or names no host or no protocol."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         description = read_description(run) if (run / RUN).is_file() else {}
         if description.get("complete") is not True:
@@ -261,7 +261,7 @@ class ReplaySetting:
         return self.rules.name == OWN_LOOP
 
     def find_task(self, header: Header) -> Task | None:
-        """Return an episode's task; None if the host lacks the task. If a search chose an instruction, insert it."""
+        """Return an episode's task; None if the host lacks it. Insert the instruction if a search chose one."""
         task = self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
         if task and header.instruction and marks.is_chosen(header.benchmark):
             return replace(task, instruction=header.instruction)
@@ -283,7 +283,7 @@ class ReplaySetting:
         (planned,) = plan_episodes(
             [task], None, [policy], self.rules, seed=self.run.seed or 0, max_steps=self.run.max_steps, recorded=recorded
         )
-        # If the policy's server may choose the environment's seed, only the record knows it.
+        # If the policy's server may choose the environment's seed, only the record has the chosen seed.
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
@@ -293,7 +293,7 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return an episode's task, plan or None, and starts to try. Raises `RunError` if no replay is possible."""
+        """Return task, planned episode (or None) and the starts to try. Raises `RunError` if a replay is impossible."""
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
             raise RunError(f"the host has no task {header.task_id!r} in {header.benchmark!r}")
@@ -318,8 +318,8 @@ class ReplaySetting:
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[files.Finding]:
-    """Replay the recorded episodes at these indices in their host, and return a result for each. If no episode can be
-    replayed here, return one open check with the reason. Raises `RunError` if the archive changes during the replays.
+    """Replay the recorded episodes at these indices in the run's host; return one result per episode. If no replay is
+    possible here, return one open check with the reason. Raises `RunError` if the archive changes during the replays.
     """
     try:
         setting = ReplaySetting.read(run, is_audit=is_audit)
@@ -353,8 +353,8 @@ class RunFields(msgspec.Struct):
 
 
 def _resolve_suite(suite: str) -> str:
-    """Return the official suite that `suite` means by its name or as a path; `suite` if there is none."""
-    # A suite may be the path of a folder of task files, or of one file in such a folder.
+    """Return the official suite whose name or path is `suite`. If no official suite matches, return `suite`."""
+    # A suite may be the path of a folder with task files, or the path of one task file in such a folder.
     for path in (Path(suite), Path(suite).parent):
         official_name = find_official_name(path.name)
         if official_name:
@@ -363,7 +363,7 @@ def _resolve_suite(suite: str) -> str:
 
 
 def complete_protocol(protocol: object) -> object:
-    """Return run.json's protocol with the missing fields of `EvaluationProtocol` filled in, for `msgspec.convert`."""
+    """Return run.json's protocol, and add the fields of `EvaluationProtocol` that it lacks, for `msgspec.convert`."""
     if not isinstance(protocol, Mapping):
         return protocol  # invalid: `msgspec.convert` raises an error
     # run.json omits the texts `about` and `sources`, which do not influence episodes.
@@ -377,13 +377,13 @@ def complete_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Draw up to `count` episodes, those with the smallest `draw_key`. Return their indices in ascending order."""
+    """Draw up to `count` episodes: those with the smallest `draw_key`. Return the drawn indices in ascending order."""
     by_draw_key = sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))
     return sorted(by_draw_key[:count])
 
 
 def draw_key(header: Header, salt: str = "") -> bytes:
-    """Return the digest of salt, policy and episode id. A draw takes the episodes with the smallest digests."""
+    """Return one digest of the salt, policy and episode id. A draw takes the episodes with the smallest digests."""
     # Digests make the draw independent of the order of episodes; a later salt makes the draw unforeseeable.
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
@@ -421,8 +421,8 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
-    # Return the result of the check of a replay, which `replay_actions` made from `start`. Differences are a mismatch.
-    # The check is open if the start is a recorded state, which is incomplete, or if the loop's control step differed.
+    # Return the result of checking the replay that began at `start`. Differences usually are a mismatch.
+    # Differences leave the check open if `start` is a recorded state, or if the user's loop had another control step.
     # `lenient` means that a user's own loop made the record; `planned` is None if no plan determines the start.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
@@ -455,7 +455,7 @@ def _compare_replay(
 class _Simulation(msgspec.Struct):
     offscreen_renderer: bool | None = None
     as_rendered: bool | None = None
-    """Whether resets computed forward dynamics. In this package, resets do so only if the host has a renderer."""
+    """Whether resets computed forward dynamics. This package's resets do so only if the host has a renderer."""
     hard_reset: bool | None = None
     openblas_kernel: str | None = None
 
@@ -472,9 +472,9 @@ _DT_TOLERANCE = 1e-3  # relative tolerance of control steps
 
 
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
-    # If a user's loop had a different control step than the host, the host cannot repeat the episode.
-    # Return a sentence that says so, or "" if the control steps are equal or the record's step is not confirmed.
-    # A header may be forged, so trust its control step only if the times in the record's states confirm the step.
+    # A host cannot repeat the episode of a user's loop with a different control step. Return a sentence about this.
+    # Return "" if the control steps are equal, or if the times of the recorded states contradict the header.
+    # A header may be forged, so the recorded states must confirm the header's control step.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
     states = episode.sim_state.episode_rows(0)  # [n, S]; column 0 is the simulation time [s]
     has_own_step = len(states) > 1 and np.isclose(np.diff(states[:, 0]), recorded_s, rtol=_DT_TOLERANCE).all()
@@ -484,7 +484,7 @@ def _find_step_cause(episode: Batch, replayed: Batch) -> str:
 
 
 def _describe_states_set(episode: Batch) -> str:
-    # If a user's loop set several simulator states after one reset, return a sentence that says so; else "".
+    # Return a sentence if a user's loop set several simulator states after one reset; otherwise return "".
     # Only the record's header gives the number of states.
     states = marks.read_count(marks.host_header(episode.extra[0]), STATES_SET)
     if states is None or states <= 1:
@@ -527,7 +527,7 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
 
 def episode_starts(protocol: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
     """Yield the possible initial states (zero to two) of an episode according to its record."""
-    # First the start from seed and index of the initial state, then the one from a recorded simulator state.
+    # First the start given by the seed and the index of the initial state, then a recorded simulator state.
     header, (replay_mark,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:  # the environment may have been seeded only at an earlier reset
@@ -538,7 +538,7 @@ def episode_starts(protocol: EvaluationProtocol, episode: Batch) -> Iterator[Epi
             seed = None if earlier_resets is None else earlier_seed["seed"]
     wait_steps = marks.read_count(replay_mark, marks.WAIT_STEPS)
     if _had_soft_resets(episode):
-        # Only the recorded first state determines the start. If no fixture poses are recorded, yield no start.
+        # After soft resets, only the recorded first state determines the start. Without fixture poses, yield no start.
         with suppress(HostError):
             fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
             states = episode.sim_state.episode_rows(0)
