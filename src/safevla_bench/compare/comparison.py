@@ -90,10 +90,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     confidence: float
     allow_crashed: bool = False  # True if verdicts ignore episodes without a value
-    across_seeds: bool = False  # True if initial states are paired; their values are means over seeds
+    across_seeds: bool = False  # True if initial states are paired, with mean values over seeds
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
-    """A text for each suite whose episodes have several versions of a package; the text names suite and package."""
+    """A text for each suite whose episodes have several versions of a package. It names the suite and the package."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     """The effect of each action filter, compared with unfiltered episodes. Empty if episodes are not paired."""
@@ -168,7 +168,7 @@ def pair_where_possible(compare: Callable[[bool], Compared], protocols: Protocol
         return compare(True), ""
     except RunError as error:
         reason = error.problem
-    # This call is outside of the `except` block, so that a traceback of its errors does not show the first error.
+    # This call is outside of the `except` block, so that the traceback of an error here does not show the first error.
     return compare(False), reason
 
 
@@ -191,7 +191,7 @@ def require_same_code(results: Sequence[PolicyResults]) -> None:
 
 def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
     # Raises `RunError` for fewer than two policies, and for a policy without scored episodes.
-    # If episodes are not paired, also raises `RunError` for different tasks of the same name, or without common tasks.
+    # If episodes are not paired, also raises `RunError` if tasks of the same name differ, or if no task is common.
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one source that holds several policies."
@@ -261,9 +261,9 @@ class _SuiteResults:
             known_gaps = np.nan_to_num(gaps)  # an unknown difference counts as 0, so it does not change a sum
             by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
-        # Without paired episodes, each policy's values are read separately with its own fill value.
+        # Without paired episodes, each policy's values are read separately, with the fill value for this policy.
         fills = fill or (None, None)
-        # Each fill value -> the values of all policies with this fill value.
+        # Maps each fill value to the values of all policies, in which it replaces unknown values.
         by_fill = {value: [values_by_task(member, metric, value) for member in self.members] for value in {*fills}}
         first_values, second_values = (
             [by_fill[value][k] for k in policies] for policies, value in zip(index_pairs.T.tolist(), fills, strict=True)
@@ -273,7 +273,7 @@ class _SuiteResults:
         )
 
     def find_obstacle(self, pair: Ints, metric: str, *, allow_crashed: bool) -> str:
-        """Return why a metric has no verdict for the two policies with the indices `pair`; "" if it can have one.
+        """Return why the two policies with the indices `pair` get no verdict in a metric; "" if one is possible.
 
         One reason is that scored clauses did not judge every episode, because some episodes lack signals. The other is
         that some planned episodes are not compared and not counted as unknown; `allow_crashed` ignores this reason.
@@ -299,7 +299,7 @@ class _SuiteResults:
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
     def count_unknown(self, index_pairs: Ints, metric: str) -> Ints:
-        # Returns the number of planned episodes without a value for each of `R` pairs of policies, [R].
+        # For each of `R` pairs of policies, returns the number of planned episodes without a value, [R].
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[index_pairs].sum(axis=1))
@@ -317,7 +317,7 @@ class _SuiteResults:
 
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
-    # Returns the results in each suite in which policies can be compared, and in all suites if there are several.
+    # Returns the results in each suite in which policies can be compared and, with several suites, in all suites.
     # If `pairs` is None, episodes are not paired. Then it is enough that two of the policies ran a task.
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
@@ -383,12 +383,12 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
             metric,
             [p_values[k] for p_values in adjusted],
             options,
-            # Identical values hold for the compared pairs, so only clauses that judged unevenly refute them.
+            # If values are identical, missing episodes are no obstacle, but unevenly judged clauses are one.
             partial(scope.find_obstacle, pairs[k], metric, allow_crashed=options.allow_crashed or difference.identical),
         )
         for k, difference in enumerate(differences)
     ]
-    if metric in BOUNDED and METRICS[metric].unit:  # a rate; means have no unit
+    if metric in BOUNDED and METRICS[metric].unit:  # the metric is a rate, because means have no unit
         corrected = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))  # Bonferroni
         undecided = [k for k, difference in enumerate(decided) if difference.undecided]
         for k in undecided[:_MAX_TIPPING_POINTS]:
@@ -415,7 +415,7 @@ def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
     """Return a policy's value and interval from its `values`, [n]. If `is_counted`, `values` are 0 or 1, and the
-    interval is Wilson's. Otherwise, the interval is that of the weighted mean of `means`, one for each start.
+    interval is Wilson's. Otherwise, it is the interval of the weighted mean of `means`, which has a mean per start.
     """
     # `weights` has one weight for each start; None = equal weights.
     n, value_sum = len(values), float(values.sum())
@@ -445,7 +445,7 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
 
 
 def _mark_primary(scopes: Sequence[SuiteComparison]) -> Iterator[SuiteComparison]:
-    # Yields the scopes: each suite, and then all suites pooled, if there are several.
+    # Yields the scopes: each suite and, if there are several suites, all suites pooled.
     # One metric of the last scope is primary: Safety or, if Safety is not compared, the first metric.
     last = scopes[-1].metrics  # the metrics of all suites pooled, or of the only suite
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
@@ -534,7 +534,7 @@ def _decide_verdict(
 def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], difference: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return how many of the better policy's unknown episodes may be bad, whichever they are, with the same verdict."""
+    """Return how many unknown episodes of the better policy may be bad, whichever they are, without a new verdict."""
     # Returns None if the verdict changes even without bad episodes, or if unpaired episodes have the same start.
     # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0
@@ -575,7 +575,7 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
-    """Return policy -> its best and worst possible rank, from the verdicts on these tasks for all pairs of policies."""
+    """Map each policy to the best and worst rank that the verdicts on these tasks for all pairs of policies permit."""
     # At first, each policy can have any rank. Each verdict then excludes one rank for each of the two policies.
     ranks = {policy: [1, len(policies)] for policy in policies}
     for difference in differences:

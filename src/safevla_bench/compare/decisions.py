@@ -7,8 +7,8 @@ needs no adjustment for the number of candidates (S. Gutmann and Z. Maymin, Anna
 K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
 A baseline is another run. A gate limits the difference of a policy from the baseline on the same episodes. The interval
-is for the tasks that were run, not for similar tasks, since the same benchmark is run again. An episode without a
-value counts as the worst case for one end of the interval and as the best case for the other end, unless ignored.
+is for the tasks that were run, not for similar tasks, since the same benchmark is run again. Unless ignored, an
+episode without a value counts as the worst case for one end of the interval and as the best case for the other.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_met(self) -> bool:
         """True if the estimates satisfy all conditions. Estimates count an unknown episode as the worst case."""
-        # `value` is the outcome for the metric to maximize. Each row is the outcome of one condition (its `gate`).
+        # `value` is the outcome for the metric to maximize. Each of `conditions` is the outcome of one condition.
         # `worst` is the estimate; None = unknown.
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
@@ -231,7 +231,7 @@ def select_policy(
     protocols: Protocols = (),
     lost: Sequence[str] = (),
 ) -> Selection:
-    """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
+    """Choose the policy with the greatest `metric` among the policies whose estimates satisfy the conditions.
 
     Estimates count every unknown episode as the worst case. Among equal policies, the policy that satisfies the first
     condition by the largest margin wins, and then the policy that comes first in the scores.
@@ -322,8 +322,8 @@ def _sort_key(candidate: Contender) -> tuple[bool, float, float]:
 def _compare_best(
     selection: Selection, best: Sequence[Contender], results: Sequence[PolicyResults], protocols: Protocols
 ) -> Selection:
-    # Returns the selection with the comparison of the two best candidates, or with the reason why there is none.
-    # If the comparison shows no better policy, the number of episodes that would be enough is added, if known.
+    # Returns the selection with the comparison of the two best candidates, or with the reason for no comparison.
+    # If the comparison shows no better policy, adds how many episodes would be enough, unless this is unknown.
     by_name = {result.name: result for result in results}
     options = ComparisonOptions(metrics=(selection.metric,), confidence=selection.confidence)
     try:
@@ -331,7 +331,7 @@ def _compare_best(
         comparison, unpaired = compare_where_possible(pair, options, protocols=protocols)
     except RunError as error:
         return msgspec.structs.replace(selection, unpaired=error.problem)
-    difference = comparison.scopes[-1].metrics[0].differences[0]  # over all tasks; the only metric and pair
+    difference = comparison.scopes[-1].metrics[0].differences[0]  # over all tasks, in the only metric
     episodes = None
     if not difference.better and not difference.no_verdict:
         baseline_rate = max(candidate.value.value or 0.0 for candidate in best)
@@ -500,7 +500,7 @@ def _decide_gate(
     )  # fmt: skip
     if stopped or bounds[0] is None or bounds[1] is None:
         return outcome
-    # The lower end is that of the smallest possible difference, the upper end that of the largest.
+    # The lower end is from the interval of the smallest possible difference, the upper end from that of the largest.
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)
     reason = "decided by the point estimate" if each_confidence is None else "whole interval"

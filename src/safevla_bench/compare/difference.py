@@ -49,7 +49,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
     policies differ so much on other tasks of this kind? The second verdict requires that the first verdict is clear.
     For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` counts the pairs
-    in which only the first policy has the metric's outcome; null for means, unpaired episodes, or states with several.
+    in which only the first policy has the outcome; null for means, unpaired episodes, or several episodes per state.
     """
 
     first: str
@@ -65,7 +65,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     extremes: Bounds | None = None
     """The smallest and largest difference that unknown values allow. Null without unknown values, and for P[U|S]."""
     p_at_extremes: float | None = None
-    """The larger p-value of the `extremes`; 1 if one of them and `difference` differ in sign. Null if all is known."""
+    """The larger p-value of the `extremes`; 1 if an extreme and `difference` differ in sign. Null if all is known."""
     p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, but from the tests for tasks like these
     tipping: int | None = None
     """The largest number k of unknown episodes of the better policy that may be bad without a change of the verdict,
@@ -80,7 +80,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float | None = None
     """`p_value`, adjusted for the number of pairs of policies that are compared in this metric and suite."""
     p_by_task_adjusted: float | None = None  # the larger of `p_adjusted` and the adjusted `p_by_task`
-    better: str | None = None  # the policy that is significantly better on these tasks; null if none is
+    better: str | None = None  # the policy that is significantly better on these tasks; null = neither policy
     better_by_task: str | None = None  # the policy that is significantly better for tasks like these
     undecided: bool = False
     """True if the known values show a better policy on these tasks, but unknown values could change this."""
@@ -110,7 +110,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     `fill` replaces each unknown value, and each value of a lost episode. If `fill` is None, unknown values and tasks
     without a known value are left out.
     """
-    # For each episode: the value (NaN if unknown), the task as (suite, task), and the number of its initial state
+    # For each episode: the value (NaN if unknown), the task as (suite, task), and the number of the initial state
     values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
         values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
@@ -139,15 +139,15 @@ def paired_difference(
     options: ComparisonOptions,
     fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies, whose indices are `pair`, over the initial states of all `parts` together.
-    `fill` has one value for each of the two policies, which replaces its unknown values; None = leave these out.
+    """Return the difference of the two policies with the indices `pair`, over the initial states of all `parts`.
+    `fill` has one value for each of the two policies, which replaces the policy's unknown values; None = leave out.
     """
     # `gaps` of each part: the first policy's value minus the second's in each initial state, [1, states].
     # `single_by_part`: whether each policy has just one episode per state, [1] for each part.
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     # Tasks are numbered across all parts; `places` has the index of each state's task.
     numbered_tasks = (part.tasks for part in parts)
-    # `number_distinct` returns the distinct tasks, and the index of each state's task in them.
+    # `number_distinct` returns the distinct tasks and, for each state, the index of the state's task among these.
     tasks, places = number_distinct(tasks[place] for tasks, places in numbered_tasks for place in places)
     has_single = np.logical_and.reduce(single_by_part)
     return paired_differences([names], np.hstack(gaps), places, tasks, has_single, metric, options)[0]
@@ -294,7 +294,7 @@ def unpaired_differences(
         counts = [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)]
 
         def test_single_task(k: int) -> significance.MeanTest:
-            # Tests row `k`, in which only one task is kept, so each sum over tasks is that task's count.
+            # Tests row `k`, in which only one task is kept, so a sum over tasks is the number for this task.
             first_sum, first_size, second_sum, second_size = (int(by_task[k].sum()) for by_task in counts)
             return significance.barnard_test(first_sum, first_size, second_sum, second_size, options.confidence)
 
@@ -343,7 +343,7 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    # Returns three arrays [K] for one policy's values in each task: sum, number, and whether several share a start.
+    # Returns three arrays [K] for one policy's values in each task: sum, number, and whether some share a start.
     # Tasks without a value have 0, 0 and False.
     samples = [values.get(task) for task in tasks]
     return (
@@ -361,8 +361,8 @@ def _test_tasks(
     options: ComparisonOptions,
 ) -> list[Difference]:
     """Return `measured` (differences of `R` pairs of policies) with three kinds of results added: on these tasks, on
-    these tasks with each task left out in turn, and for tasks like these. `parts` has sums of values and the tasks'
-    weights in K tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs of policies without weights get no results.
+    these tasks with each task left out in turn, and for tasks like these. `parts` has the sum of values and the weight
+    of each of `K` tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs without any weight get no results.
     """
     # `test(rows, kept)` tests the pairs of policies with the indices `rows`, each on the tasks in the mask `kept`.
     # Indices of the pairs of policies with any weight
@@ -396,7 +396,7 @@ def _test_tasks(
     is_decisive = np.take_along_axis(loses_significance, order, axis=1)
     # If leaving out some task changes the sign, leaving out the first task in `order` (column 0) changes it.
     is_decisive[:, 0] |= changes_sign & (task_counts > 1)
-    # The task whose removal changes the sign or makes the difference insignificant; -1 if there is none
+    # The task whose removal changes the sign or makes the difference insignificant; -1 = no such task
     decisive_task = np.where(
         is_decisive.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), is_decisive.argmax(axis=1)], -1
     )
@@ -449,7 +449,7 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return the reason why a verdict on these tasks is impossible: numbers of a rate's values are unequal and too low,
+    """Return why a verdict on these tasks is impossible: a rate's numbers of values are unequal and too small,
     or the means over episodes do not show the difference that the means over tasks show. Return "" without a reason.
     """
     # `totals` has, for each of the two policies, the sum of values and the number of values in each task, [K] each.
@@ -512,7 +512,7 @@ def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: 
     counts: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
     """
     # If `paired`, the units are initial states, otherwise tasks.
-    # The number of unknown episodes is not needed, because `good` includes those that are assumed to be good.
+    # The number of unknown episodes is not needed, because `good` includes the unknown episodes assumed to be good.
     good, _, n, other_good, other_n = np.array(units).T
     # The policy's share of good episodes minus that of the other policy, in each unit
     gaps = good / n - other_good / other_n

@@ -173,7 +173,7 @@ class PairedResults:
     def _average_by_state(self, values: Floats) -> tuple[Floats, Ints]:
         """Average the known values, [R, K], in each of `N` states. Return means and numbers of values, each [R, N]."""
         order = np.argsort(self._state_indices, kind="stable")
-        # The positions in `order` at which the next state's episodes begin; `prepend=-1` includes the first state.
+        # The positions in `order` at which the episodes of a new state begin; `prepend=-1` includes the first state.
         group_starts = np.flatnonzero(np.diff(self._state_indices[order], prepend=-1))
         is_known = ~np.isnan(values[:, order])
         if len(group_starts) == len(order):  # one episode per state
@@ -212,7 +212,7 @@ def pair_episodes(
     # Keys of episodes that any policy finished come first, followed by the sorted keys of all other planned episodes.
     finished = dict.fromkeys(key for index in indices for key in index)
     keys = (*finished, *_sort_keys(set().union(*planned) - set(finished)))
-    # The index of each policy's episode in its results, [P, K]; -1 = this policy did not finish it.
+    # For each policy and planned episode, the index in the policy's results, [P, K]; -1 = not finished.
     places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
     is_planned = np.array([[key in planned_keys for key in keys] for planned_keys in planned], dtype=np.bool_)
     paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
@@ -354,7 +354,7 @@ TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
 """Name -> a function that reads a field which identifies an episode's task. The value "" matches any other value."""
 
 
-# The same fields as in `TASK_FIELDS`, by functions that can read a field like those of `_START_FIELDS`.
+# The fields of `TASK_FIELDS`, with functions that have the parameters of those in `_START_FIELDS`.
 _TASK_READERS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     name: lambda _, header, read=read: read(header)  # type: ignore[misc]
     for name, read in TASK_FIELDS.items()
@@ -376,7 +376,7 @@ def _values_by_start(
 
 
 def _compare_protocols(first: policy_results.PolicyResults, other: policy_results.PolicyResults) -> list[str]:
-    # Returns the names of the protocol rules that differ between two results; [] if either has no protocol.
+    # Returns the names of the protocol rules that differ between two results; [] if one of them has no protocol.
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
     first_rules, other_rules = first.protocol, other.protocol
@@ -395,7 +395,7 @@ def differing_rules(first: Mapping[str, object], other: Mapping[str, object]) ->
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
     # Returns the rules of a protocol that determine the start and the end of an episode in these suites.
-    # `wait_steps` is one number of settling steps or, for a user's own loop, a list of the numbers in its episodes.
+    # `wait_steps` is one number of settling steps or, for a user's own loop, a list of the numbers in the episodes.
     default_steps, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     steps_by_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = (

@@ -60,7 +60,7 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
 
     `sources` has separate results for each source and policy. Sources with different initial states of a suite, such as
     shards, count as one run. A second run of an unchanged suite is the control; its initial states are paired with the
-    first run regardless of seeds. All intervals hold simultaneously with `confidence` (Bonferroni). Raises `RunError`
+    first run's, regardless of seeds. All intervals hold jointly with `confidence` (Bonferroni). Raises `RunError`
     if there is no changed suite and no second run, if a suite was run too often, or if paired initial states differ.
     """
     comparisons = [
@@ -86,7 +86,7 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _pair_sides_by_change(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Map each change to pairs of results without and with it, one pair per suite. A second run is `CONTROL`."""
+    """Map each change to one pair of results per suite: without and with the change. A second run is `CONTROL`."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):
@@ -133,7 +133,7 @@ def _collect_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
     # Returns the effect of one change over all suites that have it. `sides` has one pair of results per suite.
     is_control = change == CONTROL
-    # A control repeats the unchanged suite, perhaps with other seeds, so seeds are ignored in its pairing.
+    # A control repeats the unchanged suite, perhaps with other seeds, so the pairing of a control ignores seeds.
     common = [_select_common(*side_pair, with_seed=not is_control) for side_pair in sides]
     paired_suites = [
         pair_episodes(side_pair, across_seeds=is_control or _has_variants(*original_pair), across_tasks=not is_control)
@@ -179,7 +179,7 @@ def _select_common(unchanged: PolicyResults, changed: PolicyResults, *, with_see
     sides, has_variants = (unchanged, changed), _has_variants(unchanged, changed)
 
     def start_of(episode: Header | AbsentEpisode) -> tuple[object, ...]:
-        # Returns the task, the initial state and, if `with_seed`, the seed (else None).
+        # Returns the task, the initial state and the seed. Without `with_seed`, None replaces the seed.
         task = _strip_variant(episode) if has_variants else episode.task_id
         return task, episode.init_state_index, episode.seed if with_seed else None
 
@@ -231,7 +231,7 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     changed: int  # number of actions that the filter changed
     mean_change: float  # mean norm of the change over all changed actions, in the units of actions
     pairs: int
-    violations: int  # number of pairs that are unsafe without the filter, if both episodes have a verdict
+    violations: int  # number of pairs with two verdicts that are unsafe without the filter
     violations_made: int
     successes: int
     successes_gained: int
@@ -248,7 +248,7 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
     If several policies are unfiltered, the one whose name shares the longest prefix with the filtered policy is used.
     Yields nothing if a filter changed actions of every policy, or if initial states are paired instead of episodes.
     """
-    # For each policy: its name, and its counts of actions and of changed actions, summed over its episodes.
+    # For each policy: the name, and the numbers of actions and of changed actions in all episodes of the policy.
     names, changes = zip(*((result.name, join_changes(result.changes)) for result in pairs.results), strict=True)
     unfiltered = [policy for policy, total in enumerate(changes) if not total.changed]
     for policy, total in enumerate(changes):

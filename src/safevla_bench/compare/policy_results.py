@@ -44,7 +44,7 @@ class PolicyResults(EpisodeOutcomes):
     source: str
     headers: tuple[Header, ...]
     stopped_on_violation: Bools
-    """Whether a violation stopped the episode, [n]; if so, only Safety is known in its suite."""
+    """Whether a violation stopped the episode, [n]. If so, only Safety is known in the episode's suite."""
     starts: Ints  # a number for each episode, [n]; equal numbers mean the same task and start
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()  # one sentence for each kind of episode that these results lack
@@ -55,7 +55,7 @@ class PolicyResults(EpisodeOutcomes):
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
     """Episode -> number of resets after the environment was seeded and before the episode's own reset."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
-    """RoboCasa episode -> the values that determine its start. Episodes that do not record these are missing."""
+    """RoboCasa episode -> the values that determine its start. Episodes that do not record these values are missing."""
     left_out_clauses: tuple[str, ...] = ()
     """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
     judged_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) with a verdict in some episode
@@ -165,7 +165,7 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
     last.
 
-    `headers` has the header of each scored episode, in the same order, [E]. Episodes without a policy get the policy
+    `headers` has each scored episode's header, in the order of `scores`, [E]. Episodes without a policy get the policy
     name `(unnamed)`. `source` distinguishes two policies with the same name. Policies named in `privileged` saw
     simulator state that no real robot has. `left_out` maps a policy to a sentence, without the final period, for
     each kind of episode that its scores lack. `uncounted` maps a policy to phrases on planned episodes that neither the
@@ -232,7 +232,7 @@ def join_results(results: Sequence[PolicyResults]) -> PolicyResults:
     """Return the results of one policy in several sources as one `PolicyResults`."""
     if len(results) == 1:
         return results[0]
-    # The fields to join: arrays with one item per episode, tuples, texts (their source is added), and maps by episode.
+    # The fields to join: arrays with one item per episode, tuples, texts (with the source added), and maps by episode.
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
         **{name: tuple(chain(*(getattr(result, name) for result in results))) for name in _TUPLES},
@@ -274,7 +274,7 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     task began in the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed becomes
     both index and seed, so that the episodes of two users' loops can be paired.
     """
-    # Suite, task and kitchen of each rollout's episode -> its initial-state index and environment seed
+    # Suite, task and kitchen of a rollout's episode -> the episode's initial-state index and environment seed
     starts = {
         (header.benchmark, header.task_id, kitchen): (header.init_state_index, header.env_seed)
         for result in results
@@ -388,7 +388,7 @@ def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def find_other_code(results: Sequence[PolicyResults]) -> str:
-    """Return a text that names two results and the different code that recorded each; "" if there are no such results.
+    """Return a text that names two results and the code that recorded each, if this code differs; "" otherwise.
     Two results count only if they have the same version number of this project.
     """
     project_versions = [
@@ -455,7 +455,7 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
     """Return the indices of two mappings that disagree, and the keys whose values differ; None if no two disagree."""
-    first_seen: dict[Key, tuple[object, int]] = {}  # key -> its first value, and the index of the mapping with it
+    first_seen: dict[Key, tuple[object, int]] = {}  # key -> first value, and index of the mapping with this value
     for index, side in enumerate(sides):
         conflicts: dict[int, list[Key]] = {}
         for key, value in side.items():
@@ -470,7 +470,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
     """Return (policy, suite) -> result of `judge_identity` -> number of episodes with this result."""
-    # The result says whether the episode ran the official task of its name, or else why this is not certain.
+    # The result says that the episode ran the official task of this name, or why this is not certain.
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:

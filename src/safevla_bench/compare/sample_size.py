@@ -186,7 +186,7 @@ def flip_power(
     episodes per policy and task. `variance` is the variance of the difference between one episode of each policy on one
     task. `spread` is the standard deviation, between tasks, of the true difference.
     """
-    # The standard deviation of the sum of the differences in one task, over all its episodes
+    # The standard deviation of the sum of the differences in one task, over all episodes of the task
     sum_deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
         # [simulations, tasks]: simulated sums of the differences in each task

@@ -86,7 +86,7 @@ def _parse_number(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPoint:
-    """One run: the metrics `NUMBERS`, each with a separate 95 % interval, and its gains over the first run.
+    """One run: its metrics `NUMBERS`, each with a separate 95 % interval, and its gains over the first run.
 
     The intervals of all gains in a series hold simultaneously.
     """
@@ -105,7 +105,7 @@ class SeriesPoint:
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """Page's test for a trend of one metric over ordered checkpoints, on initial states that all of them finished."""
+    """Page's trend test of one metric over ordered checkpoints, on initial states that all checkpoints finished."""
 
     metric: str
     states: int

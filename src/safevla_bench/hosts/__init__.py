@@ -1,7 +1,7 @@
 """Hosts: simulators with an attached recorder. Entry points of the group ``safevla_bench.hosts`` register them.
 
-An entry point names a factory, which returns a `Host`. The factory's keyword parameters are optional strings. An entry
-point with the host's name in the group ``safevla_bench.registries`` names the file with the tags of the host's tasks.
+An entry point names a factory, which returns a `Host`. The factory's keyword parameters are optional strings. In the
+group ``safevla_bench.registries``, the entry point named like a host lists files with the tags of the host's tasks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from safevla_recorder.episode import SIMULATION, EpisodeArrays, add_header_field
 from safevla_recorder.recorder import WritableEpisode
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"  # entry-point group of files that hold the tags of a host's tasks
+REGISTRIES = "safevla_bench.registries"  # entry points of this group name files with the tags of a host's tasks
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
@@ -61,8 +61,8 @@ def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
     """Make a host by name. `named_by` is the file that contains the name; None if the user gave the name.
 
-    Raises `RunError` if an untrusted file gives arguments to a plug-in; `HostError`, with the known names, for an
-    unknown host or argument; `PluginError`, with the distribution's name, if the host cannot be loaded.
+    Raises `RunError` if an untrusted file gives arguments to a plug-in. Raises `HostError`, with the known names, for
+    an unknown host or an unknown argument. Raises `PluginError`, which names the distribution, if loading fails.
     """
     # `arguments` maps names of the host's parameters to texts. `call` is None if no trust in the file is needed.
     call = describe_call(name, arguments)
@@ -90,7 +90,7 @@ def describe_suite(host: str, suite: str) -> str | None:
     # `host` is the host's name. `suite` is a suite's name, or the path of a BDDL file or of a folder with task files.
     # `is_own` is true for hosts of this package. `spell_suite` makes `libero_goal` and `LIBERO-Goal` equal.
     is_path = "/" in suite or suite.endswith(".bddl")
-    if not is_path and Path(suite).exists():  # an existing folder is a path, unless a LIBERO suite has the same name
+    if not is_path and Path(suite).exists():  # an existing path, unless it is also the name of a suite of the host
         own_suites = make_host(host).suites() if _HOSTS.is_own(host) else ()
         is_path = spell_suite(suite) not in map(spell_suite, own_suites)
     return f"the task files at {suite}" if is_path else None
@@ -98,7 +98,7 @@ def describe_suite(host: str, suite: str) -> str | None:
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
     """Return a suite's tasks. `named_by` is the file that names the suite; None if the user named it. Raises `RunError`
-    if an untrusted file names a path to task files, and the errors of `Host.tasks`.
+    if an untrusted file names a path to task files. Also raises the errors of `Host.tasks`.
     """
     task_files = describe_suite(host.name, suite)
     require_trust(named_by, [task_files] if task_files else [])
@@ -123,14 +123,14 @@ def registry_files(name: str) -> tuple[Path, ...]:
 def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
     """Raise `HostError` unless a host with the abilities `supports` can start an episode of the task from this seed.
 
-    A run checks all planned episodes before the first one starts, and a host checks each episode in `reset`. The
-    environment's seed must be from 0 to 2**32 - 1, and the index 0 or more. If the episode starts from an initial state
-    of the task, the index must be below the number of initial states. `wait_action` must be finite and have the length
-    of `Task.still`. `supports` must include each ability that the start needs: recorded states, placements, physics
+    A run checks all planned episodes before the first one starts, and a host checks each episode in `reset`. `env_seed`
+    must be from 0 to 2**32 - 1, and `init_state_index` 0 or more. If the episode starts from an initial state of the
+    task, the index must be below the number of initial states. `wait_action` must be finite and have the length of
+    `Task.still`. `supports` must include each ability that the start needs: recorded states, placements, physics
     changes or drawn starts.
     """
     # The first checks concern optional abilities: recorded states, placements, physics changes and drawn starts.
-    # `seed.placed` has pairs of a coordinate, such as `cup.x`, and its value [m].
+    # Each entry of `seed.placed` is the name of a coordinate, such as `cup.x`, and the coordinate's value [m].
     # `Task.still` is the action that moves nothing.
     full_name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -231,7 +231,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
         self._recorder: Log | None = None
-        # Each reset replaces the seed and the success.
+        # Each reset replaces `_seed` and `_success`.
         self._seed = EpisodeSeed(init_state_index=0, env_seed=0, wait_steps=0)
         self._success = False
 
@@ -260,7 +260,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
-        # The recorder's header fields are added last, so they replace fields of the host with the same name.
+        # The recorder's header fields are added last, so they replace the host's header fields of the same name.
         recorded_header = recording.extra.get("header", {})
         if isinstance(recorded_header, Mapping):
             for name, value in recorded_header.items():
@@ -296,10 +296,10 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
-    """Raise `HostError` if a policy wants a camera or extra observation that the host lacks, or gives absolute poses if
-    the host accepts only changes of pose. Runs check all policies before the first episode; hosts check in `make`.
+    """Raise `HostError` if a policy gives absolute poses that the host cannot use, or wants a camera or an extra
+    observation that the host lacks. Runs check all policies before the first episode; hosts check in `make`.
     """
-    # `wants` is the policy's request, `supports` has the host's abilities, and `host` is its name in error messages.
+    # `wants` is the policy's request, `supports` has the host's abilities, and `host` is the host's name for errors.
     # Some extra observations are available only to policies that also want privileged simulator state.
     # `supports.changes` names the quantity that an action changes, such as `position`.
     if wants.cameras and not supports.cameras:
@@ -332,7 +332,7 @@ def registered_task(suite: str, name: str, index: int, still: tuple[float, ...],
 
 def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:
     """Return the versions of installed distributions without importing them; raise `HostError` if one is missing."""
-    # `names` are the distributions. `simulator` and `remedy` are texts for the error.
+    # `names` are the names of distributions. `simulator` and `remedy` are texts for the error.
     try:
         return {name: importlib.metadata.version(name) for name in names}
     except importlib.metadata.PackageNotFoundError as error:

@@ -38,7 +38,7 @@ _GROUNDS = ("table", "floor")
 _MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9_.:-]+")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?")
-# Maps each attribute of a region to the number of values in one of its rows.
+# Maps each attribute of a region to the number of values in each row of the attribute.
 _ROW_LENGTHS = {":ranges": 4, ":yaw_rotation": 2, ":rgba": 4}
 _GROUPS = ("problem", ":domain", ":requirements", ":language", ":regions", ":fixtures", ":objects", ":obj_of_interest",
            ":init", ":goal")  # fmt: skip
@@ -78,7 +78,7 @@ class BddlProblem:
         )
 
     def class_of(self, name: str) -> str | None:
-        """Return the class of an object or fixture, or of a region's owner; None if the file does not declare it."""
+        """Return the class of an object, a fixture, or a region's owner; None if the file does not declare `name`."""
         owner = self.owner_of(name)
         return self.objects.get(owner) or self.fixtures.get(owner)  # a name is declared in at most one of the two
 
@@ -108,7 +108,7 @@ def parse_bddl(text: str) -> BddlProblem:
         raise _grammar_error(f"unknown group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
     # A group that the file lacks is an empty list.
     contents = {name: groups.get(name, []) for name in _GROUPS}
-    # LIBERO does not need these groups' content, but it must be valid, because `text` contains it.
+    # LIBERO does not need these groups. Their content must be valid all the same, because `text` contains it.
     for name in ("problem", ":domain", ":requirements", ":obj_of_interest"):
         words = _read_words(contents[name], f"({name} ...)")
         if name in groups and name in ("problem", ":domain"):
@@ -137,7 +137,7 @@ def parse_bddl(text: str) -> BddlProblem:
 
 
 def _grammar_error(problem: str) -> RegistryError:
-    # Returns an error, for the caller to raise, whose remedy is the form of a BDDL file.
+    # Returns an error for the caller to raise. The error's remedy shows the form of a BDDL file.
     return RegistryError(problem, remedy=_REMEDY)
 
 
@@ -172,7 +172,7 @@ Value = TypeVar("Value")
 
 
 def _collect_unique(pairs: Iterable[tuple[str, Value]], noun: str) -> dict[str, Value]:
-    # Returns the pairs as a dictionary. Raises an error, which calls a pair by `noun`, if a name is repeated.
+    # Returns the pairs as a dictionary. Raises an error if a name is repeated. `noun` is the error's word for an item.
     values: dict[str, Value] = {}
     for name, value in pairs:
         if name in values:
@@ -242,7 +242,7 @@ def _parse_typed_list(trees: Sequence[Tree], group: str) -> dict[str, str]:
 def _parse_region(tree: Tree) -> tuple[str, str]:
     # Returns the pair (OWNER_REGION, OWNER) for `BddlProblem.regions`.
     # Raises an error if the region has no single owner, or an unknown or invalid attribute.
-    # `_ROW_LENGTHS` maps the name of an attribute to the number of values in its rows.
+    # `_ROW_LENGTHS` maps the name of an attribute to the number of values in each row of the attribute.
     name, attributes = _split_head(tree, "a region")
     values = _collect_unique((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
     # The target is removed, so that `values` holds the attributes with numbers. They are checked, but not kept.

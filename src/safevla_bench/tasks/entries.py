@@ -35,7 +35,7 @@ class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite of tasks of a host, as in `[benchmarks.NAME]`.
+    """A host's suite of tasks, as in `[benchmarks.NAME]`.
 
     `capabilities` names the capability set. `published` marks the suites that the paper counts. A suite can repeat the
     entries of another suite: `same_tasks_as` names a suite with the same tasks, `same_tags_as` a suite whose tasks this
@@ -63,8 +63,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskComponent(msgspec.Struct, frozen=True):
-    """One component of a composite task. `tags` are the tags of its template and of the task. `predicates` complete the
-    component; each is a pattern of predicate names or `opening of BODY >= SHARE`.
+    """One component of a composite task. `tags` are the tags of the component's template and of the task. `predicates`
+    complete the component; each is a pattern of predicate names or `opening of BODY >= SHARE`.
     """
 
     template: str
@@ -133,7 +133,7 @@ class Registry:
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's entry, or else its family's entry with the task's id. If a task of a robot's log has no
+        """Return the task's entry, or else its family's entry, with the task's id. If a task of a robot's log has no
         entry, return a new entry. In a suite with `same_tags_as`, a variant `TASK/NAME` has the entry of TASK without
         the instruction. Raises `UnknownTaskError`, whose remedy is the TOML to add, if there is no entry.
         """
@@ -208,10 +208,10 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return what differs from `base` in its suites: `SUITE TASK` for a task, `SUITE` for a suite or family."""
+        """Return what differs from `base` in the suites of `base`: `SUITE TASK`, or `SUITE` for a suite or a family."""
         # A registry maps (suite, task id) to entries in `tasks`, and names of suites to suites in `benchmarks`.
         base_suites = {spell_suite(name) for name in base.check_benchmark(None)}
-        # Each item is a suite, and the text that is returned if the suite is in `base`.
+        # Each item is a pair: a suite, and the text to return if `base` has the suite.
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
               if base.tasks.get((suite, task_id)) != entry),
@@ -231,7 +231,7 @@ class Registry:
 
     def find_suite(self, name: str) -> str:
         """Return the benchmark with the given name in any spelling, such as libero-goal for libero_goal. For a suite of
-        states that a search found, return the benchmark of its tasks. Return `name` if no benchmark matches.
+        states that a search found, return the benchmark of the tasks. Return `name` if no benchmark matches.
         """
         # The name of found states contains the suite of the tasks, as in found:NAME:libero-goal.
         name = base_suite(name)
@@ -320,9 +320,9 @@ class Registry:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return a task's capability tags, which say what is measured: the tags of the sets in `capabilities` for the
-        benchmark's host, else the entry's `capabilities`, else the tags of the benchmark's capability set. Raises
-        `RegistryError` for an unknown set.
+        """Return a task's capability tags, which say what is measured. If `capabilities` names sets of the benchmark's
+        host, return the tags of these sets. Otherwise, return the entry's `capabilities` or, if they are None, the tags
+        of the benchmark's capability set. Raises `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._require_capability_set(name) for name in capabilities]

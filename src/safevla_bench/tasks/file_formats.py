@@ -105,7 +105,7 @@ class RegistrySource:
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
     """Return pairs (origin for errors, row as a struct) from a JSON file. Raises `RegistryError` for an invalid row."""
-    # Errors name a row by its benchmark and task id if it has them, else by `row_origin.subject`.
+    # Errors name a row by its benchmark and task id or, if the row has neither, by `row_origin.subject`.
     named_rows = [
         (row_origin.with_subject(_row_subject(row, row_origin.subject or "a row")), row) for row_origin, row in rows
     ]
@@ -179,7 +179,7 @@ class EntryReader:
         """Raise `RegistryError` if a capability set, template or benchmark refers to an unknown name or a wrong tag."""
         # A wrong tag is of another class: capability tags belong to hosts, and all other tags to tasks.
         # `read_tags` is called only for its checks. Tables of tasks, families and goal bodies are not checked here.
-        # The reader's mappings have all names that exist, those of the file included.
+        # The reader's mappings have all names that exist, including the names in the file.
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -262,7 +262,7 @@ class EntryReader:
         task's `own_tags`. If a row of the paper's schema states task tags, an unknown template is only logged and adds
         no tags, because the row may come from other software.
         """
-        if (row.template is None) == (not row.components):  # both are missing, or both are given
+        if (row.template is None) == (not row.components):  # template and components are both missing or both given
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"

@@ -17,13 +17,13 @@ _NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_kn
 
 def is_own_task(identity: str) -> bool:
     """Return whether `identity`, a result of `judge_identity`, says that the task differs from the official task."""
-    # `read_reason` returns the codes in `identity` as keys. True if it contains at least one of these two codes.
+    # `read_reason` maps the codes in `identity` to fields. The result is true if one of these two codes is there.
     return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 
 def judge_identity(header: Header) -> str:
-    """Return `OFFICIAL` if an episode ran the official task with its name. If the task differs, or may differ, return
-    the reason for `describe_reason`. Return "" if no official suite has the benchmark's name.
+    """Return `OFFICIAL` if an episode ran the official task whose name it has. If the task differs, or may differ,
+    return the reason for `describe_reason`. Return "" if no official suite has the benchmark's name.
     """
     name = find_official_name(header.benchmark)
     if name is None:

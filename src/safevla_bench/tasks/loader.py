@@ -43,7 +43,7 @@ def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     extended = _extend_registry(base, [_read_source(file, str(file)) for file in files])
     # A user's families precede the built-in families. Equal families are kept only once.
     families: list[TaskEntry] = []
-    # `_extend_registry` appended the user's families to those of `base`.
+    # `_extend_registry` appended the user's families to the families of `base`.
     for family in (*extended.families[len(base.families) :], *base.families):
         if family not in families:
             families.append(family)

@@ -20,7 +20,7 @@ from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
 # Templates of object handling, with the least demanding first.
-# If several phases of a task handle objects, all of these phases get the most demanding template among them.
+# If several phases of a task handle objects, all of these phases get the most demanding of their templates.
 _HANDLING_BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 _WITH_DOORS = ("cabinet", "microwave", "drawer", "fridge", "oven")
 

@@ -22,7 +22,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
-"""Maps the index of each episode with time stamps to the times of its records since record 0, [n] in seconds."""
+"""For each episode with time stamps, by index: the time of each record since record 0 in seconds, [n]."""
 CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
@@ -43,8 +43,8 @@ class Channel:
 
     def episode_rows(self, index: int) -> Floats:
         """Return the rows of one episode, [rows, width]; an empty array [0, 0] if the channel was not recorded."""
-        # There is a row per record, or a row per action. A channel of width 0 also gives [0, 0].
-        # `values` has the numbers of all episodes; those of episode `index` begin at `starts[index]`.
+        # There is a row per record or, in channels of actions, per action. A channel of width 0 also gives [0, 0].
+        # `values` has the numbers of all episodes; the numbers of episode `index` begin at `starts[index]`.
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
@@ -66,7 +66,7 @@ class Poses:
         return self.channel.present
 
     def episode_poses(self, index: int) -> tuple[Ints, Floats]:
-        """Return the indices of the bodies of one episode, [P], and their values in each record, [n, P, size]."""
+        """Return the bodies of one episode as indices, [P], and the bodies' values in each record, [n, P, size]."""
         # Without bodies, the arrays are empty, [0] and [0, 0, size]. `size` is 3 for positions, for example.
         # The indices refer to the batch's table of bodies.
         body = self.body[self.body_starts[index] : self.body_starts[index + 1]]
@@ -91,7 +91,7 @@ class Contacts:
     net_impulse_ns: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
-        """Return the contacts at the indices `rows`, with new offsets `starts`. Add `shift` to their body indices."""
+        """Return the contacts at the indices `rows`, with new offsets `starts`. Raise the body indices by `shift`."""
         # `starts` [N + 1] has the first contact of each of the N records, then the end.
         # `present` [E] says whether each episode recorded contacts. `shift` is one number, or one for each contact.
         # `CONTACT_NUMBERS` names the arrays of forces and impulses; `a` and `b` hold the indices of the two bodies.
@@ -124,7 +124,7 @@ class Batch:
     body_starts: Ints
     body_names: tuple[str, ...]
     """Distinct names of bodies; `body_name` holds indices into this tuple."""
-    body_name: Ints  # the body table has `body_name` and `body_role`, [B] each
+    body_name: Ints  # the columns of the body table are `body_name` and `body_role`, [B]
     body_role: NDArray[np.int8]  # indices into `ROLES`
     target: Ints
     """Index of each episode's target object in the body table; -1 = none, [E]."""
@@ -137,7 +137,7 @@ class Batch:
     supported: Poses
     """1.0 if contacts with bodies other than the robot carry at least half of a body's weight."""
     opening: Poses
-    """Opening of a door or drawer, as a share of its travel."""
+    """Opening of a door or drawer, as a share of the full travel."""
     entered: Poses
     """1.0 if the end effector is inside a drawer or behind a door."""
     contacts: Contacts
@@ -150,7 +150,7 @@ class Batch:
     """The action that led to each record except the first; an episode of n records has n - 1 rows."""
     sim_state: Channel
     extra: tuple[Mapping[str, object], ...]
-    """Host-specific fields as read, one per episode: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}."""
+    """Host-specific fields, one mapping per episode: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}."""
     further: Mapping[str, Channel] = field(default_factory=dict)
     """Numeric channels of `CHANNELS` that are not fields of this class, by name."""
 
@@ -165,7 +165,7 @@ class Batch:
 
     @property
     def dt_s(self) -> Floats:
-        """Duration of a control step of each episode in seconds, [E]."""
+        """Duration of one control step in each episode, in seconds, [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
 
     @property
@@ -175,7 +175,7 @@ class Batch:
 
     @property
     def episode_of_record(self) -> Ints:
-        """Index of the episode of each record, [N]."""
+        """For each record, the index of its episode, [N]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
@@ -200,10 +200,10 @@ class Batch:
         return np.zeros(len(self), dtype=np.int64)
 
     def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
-        """Return `gripping` [N] and `gripped` [N] of one arm in each episode; `arm` [E] contains the arms' indices."""
+        """Return `gripping` and `gripped`, [N] each, for one arm of each episode; `arm` [E] has the arm's index."""
         is_gripping = self.rows_of_arm("gripper_contact", arm, size=1, missing=0.0)[:, 0] != 0
         index_in_episode = self.rows_of_arm("gripped_body", arm, size=1, missing=-1.0)[:, 0].astype(np.int64)
-        # The channel holds indices of the episode's bodies; `gripped` has indices of the batch's bodies; -1 = none.
+        # The channel counts bodies from the episode's first body, `gripped` from the batch's first body. -1 = none.
         return is_gripping, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
 
     def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
@@ -232,7 +232,7 @@ class Batch:
 
     @property
     def stamps_s(self) -> Stamps:
-        """The records' times since record 0 in seconds, by the index of the episode, for episodes with time stamps."""
+        """For each episode with time stamps, by index: the times of the records since record 0 in seconds."""
         stamps = self.channel("time_s")
         stamps_of = {index: stamps.episode_rows(index)[:, 0] for index in np.flatnonzero(stamps.present).tolist()}
         return {index: times - times[0] for index, times in stamps_of.items()}
@@ -245,7 +245,7 @@ class Batch:
         return absent_channel(len(self)) if channel is None else channel
 
     def numbers(self, spec: ChannelSpec) -> Channel:
-        """Return the numbers of a channel of rows or poses, given its spec in `CHANNELS`."""
+        """Return the numbers of a channel, which has rows or poses. `spec` is the channel's entry in `CHANNELS`."""
         return self.poses(spec.name).channel if spec.is_pose else self.channel(spec.name)
 
     def poses(self, name: str) -> Poses:
@@ -256,7 +256,7 @@ class Batch:
 
     def body_label(self, body: int) -> str:
         """Return the name of a body, given its index in the batch's body table."""
-        return self.body_names[int(self.body_name[body])]  # `body_name` has each body's index in the distinct names
+        return self.body_names[int(self.body_name[body])]  # `body_name` has indices into `body_names`
 
     def body_roles(self, index: int) -> dict[str, str]:
         """Return a map from each body of one episode to its role, in the order of the body table."""
@@ -275,7 +275,7 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
-    """Return a batch of episodes with these headers and numbers of records, [E] each, without any channels."""
+    """Return a batch of episodes without any channels, given each episode's header and number of records, [E] each."""
     # A `target` of -1 means that no target is known.
     # The two functions at the end return an unrecorded channel of rows and an unrecorded channel of poses.
     episodes, starts = len(headers), offsets_of(lengths)
@@ -297,7 +297,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
     """Return a batch's channels as keyword arguments. `rows` and `poses` return the channel for a `ChannelSpec`."""
-    # `as_fields` collects channels that are not fields of `Batch` in the argument `further`.
+    # `as_fields` puts channels that are not fields of `Batch` into the argument `further`.
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
@@ -307,7 +307,7 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the start of each of `E` concatenated items with these lengths, then the end of the last item, [E + 1]."""
+    """Return where each of `E` concatenated items with these lengths starts, then the last item's end, [E + 1]."""
     # For example, the lengths [2, 3] give [0, 2, 5].
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
@@ -315,11 +315,11 @@ def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
-    """Return the indices of the chosen episodes' items in a flat array, and each episode's offset in these indices."""
+    """Return an array with the flat indices of all items of the chosen episodes, and each episode's offset in it."""
     # Episode e has the items from `starts[e]` to `starts[e + 1]`; `episodes` has the indices of the chosen episodes.
     counts = starts[episodes + 1] - starts[episodes]
     new_starts = offsets_of(counts)
-    # Items keep their order within an episode, so that all items of an episode move by the same number.
+    # Items keep their order within an episode, so one number is added to the indices of all items of an episode.
     items = np.arange(new_starts[-1])
     items += np.repeat(starts[episodes] - new_starts[:-1], counts)
     return items, new_starts
@@ -335,7 +335,7 @@ def select_episodes(batch: Batch, episodes: Sequence[int] | Ints) -> Batch:
     contacts, contact_starts = _take_ranges(batch.contacts.starts, records)
     shift: Ints | int
     contact_shift: Ints | int
-    # `shift` has the change of body indices for each episode, and `contact_shift` for each contact.
+    # `shift` has the number to add to body indices in each episode. `contact_shift` has this number for each contact.
     if isinstance(bodies, slice):  # in successive episodes, all indices of bodies shift by the same number
         shift = contact_shift = -int(bodies.start)
     else:
@@ -368,7 +368,7 @@ def _slice_if_successive(indices: Ints) -> Ints | slice:
 def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
     """Like `gather_ranges`, but return indices as a slice if the episodes are successive."""
     # `starts` has the first item of each episode, then the end. `chosen` has the indices of the episodes to keep.
-    # Returns the indices of their items, and the offsets of the episodes among the kept items.
+    # Returns the indices of the items to keep, and the offset of each kept episode among these items.
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
     chosen_starts = starts[chosen.start : chosen.stop + 1]
@@ -409,7 +409,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     new_index = {name: index for index, name in enumerate(distinct_names)}
     body_shifts = offsets_of([len(batch.body_name) for batch in batches])[:-1].tolist()
     shifted_batches = list(zip(batches, body_shifts, strict=True))
-    # For each batch: the new number of each of its names.
+    # For each batch: the new index of each of the batch's names.
     new_indices = [np.array([new_index[name] for name in batch.body_names], dtype=np.int64) for batch in batches]
     contacts_present = np.concatenate([batch.contacts.present for batch in batches])
     return Batch(

@@ -27,7 +27,7 @@ class PartRow(msgspec.Struct, frozen=True):
 
 
 class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
-    """Parts of a scene, indices of the parts that are hand or fingers, and shapes by name: boxes [10], planes [7]."""
+    """Parts of a scene, indices of the parts that are hand or fingers, and named shapes: boxes [10] and planes [7]."""
 
     parts: tuple[PartRow, ...]
     hand: tuple[int, ...]
@@ -46,7 +46,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def components(self) -> tuple[tuple[int, int], ...]:
-        """For each column of the channel `link_motion`: the index of the part, and the component of its motion."""
+        """For each column of the channel `link_motion`: the index of a part, and the component of the part's motion."""
         # Components 0 to 2 are a rotation vector, and 3 to 5 are a translation.
         return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
 
@@ -54,7 +54,7 @@ class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
     def part_shapes(self) -> tuple[tuple[Floats, Floats], ...]:
         """Boxes [K, 10] and planes [L, 7] of each part, in the part's frame."""
         # A box has its center, quaternion wxyz and half sizes; a plane has a point and a quaternion.
-        # Several parts may have the same shape, which they name.
+        # A part names its shape. Several parts may name the same shape.
         arrays = {}
         for name, rows in self.shapes.items():
             boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))  # see `Part`
@@ -118,8 +118,8 @@ class PoseTrack:
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
-    """Return a part's track from its parent's track and its motion [n, 6]; `motion` is None if the part is fixed."""
-    # `part.pose` [7] is the pose in record 0 in the parent's frame. `base` is the track of the parent.
+    """Return a part's track, given the parent's track `base` and the part's motion, [n, 6] or None if it is fixed."""
+    # `part.pose` [7] is the part's pose in the parent's frame, as in record 0.
     # A motion since record 0 is a rotation vector [rad] and a translation [m] in the part's own frame.
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:

@@ -25,7 +25,7 @@ EpisodeKey: TypeAlias = tuple[str | None, str]
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of `robots.toml`: an arm and its joints' torque limits in N·m; empty if limits are not published."""
+    """An arm in `robots.toml`. `limits_nm` has the joints' torque limits in N·m; () if no limits are published."""
 
     names: tuple[str, ...]
     limits_nm: tuple[float, ...] = ()
@@ -91,9 +91,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
     arms: tuple[str, ...] | None = None
-    """Names of the arms, in the order of their values in a channel's row; None = one arm."""
+    """Names of the arms, in the order of the arms' values in a row of a channel; None = one arm."""
     arm_joints: tuple[int, ...] | None = None
-    """Number of joints of each arm, if there are several; a row of torques lists the joints arm by arm."""
+    """For a robot with several arms, each arm's number of joints. A row of torques lists the joints arm by arm."""
     arm_bodies: dict[str, str] | None = None
     """Maps a body of the robot to its arm; a body that belongs to no arm, such as a torso, is not listed."""
 
@@ -109,7 +109,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arm_count(self) -> int:
-        # Returns the number of the robot's arms. `arms` has their names if there are several; it is None for one arm.
+        # Returns the number of the robot's arms. `arms` has the arms' names, or is None for a single arm.
         return len(self.arms) if self.arms else 1
 
     @property
@@ -134,12 +134,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
-        """Torque limits of the joints in N·m, from the record, else from the embodiment; empty if unknown."""
+        """Torque limits of the joints in N·m: the record's own or, if it has none, the embodiment's; () if unknown."""
         # The embodiment is the name of the robot, for which `find_robot` returns the published limits of one arm.
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")
-        return robot.limits_nm * self.arm_count if robot else ()  # repeated, because all arms are equal
+        return robot.limits_nm * self.arm_count if robot else ()  # repeated, because all arms have the same limits
 
     @property
     def lacks_torque_limit(self) -> bool:

@@ -28,7 +28,7 @@ DIVERGED = "diverged_replay"
 FOREIGN_LOG = "foreign_log"
 """Header field: true if the episode was read from a robot's log, which has only what the robot's sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""Benchmark name for logs without a benchmark. Tasks need no registry entry: an id can begin with a template."""
+"""Benchmark name for logs without a benchmark. Such a task needs no registry entry: its id can name a template."""
 
 SINGLE = "float32_channels"
 """Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
@@ -40,7 +40,7 @@ REPLAY = "replay"
 """Host-specific header field of a replay: facts about the recording that it replays."""
 EARLIER_RESETS = "earlier_resets"
 """Host-specific header field: number of earlier resets of the environment, if it is seeded only once per task. For a
-replay, the `REPLAY` field has the number for its recording."""
+replay, the `REPLAY` field has the number for the replayed recording."""
 
 
 class Mark(NamedTuple):
@@ -64,7 +64,7 @@ MARKS = (
 CLIPPED = "clipped_actions"
 """Header field: number of actions that were clipped to the valid range, if the policy's protocol clips actions."""
 CLIPPED_NUMBERS = "clipped_numbers"
-"""Header field: for each action dimension, the number of clipped values and the largest magnitude, [A, 2]."""
+"""Header field: how often each number of an action was clipped, and its largest magnitude before clipping, [A, 2]."""
 
 DELAY = "delay"
 """Header field: delay of the policy's answers, in control steps; absent if no answer was late."""
@@ -116,8 +116,8 @@ def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
-    """Return for each action dimension the number of clipped values and the largest magnitude, [A, 2]. Return None
-    if the record lacks the field, or if the field has a wrong shape or a number that is not finite.
+    """Return how often each number of an action was clipped, and its largest magnitude before clipping, [A, 2]. Return
+    None if the record lacks the field, or if the field has a wrong shape or a number that is not finite.
     """
     try:
         numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
@@ -129,7 +129,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return, [E], the header fields that mark an episode's initial state as different from the suite's states."""
+    """Return each episode's header fields that mark its start as different from the suite's initial states, [E]."""
     # Episodes are marked if they are replays, if a search chose their start, or if their start was drawn at random.
     # An episode with a usual start gets ().
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
@@ -142,7 +142,7 @@ def label_suite(kind: str, name: str, suite: str) -> str:
 
 
 def is_chosen(suite: str) -> bool:
-    """Return whether a search chose the suite's initial states. If so, its rates are not the benchmark's rates."""
+    """Return whether a search chose the suite's initial states. If so, results are not the benchmark's results."""
     # The name of such a suite is "found:NAME:SUITE" or "search:NAME:SUITE".
     return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
 
@@ -157,8 +157,8 @@ def base_suite(suite: str) -> str:
 
 
 def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
-    """Return the index of the host's initial state, and the names and values [m] of the coordinates that a search
-    changed, for a batch of one. If no search chose the start, return the header's index and ().
+    """For a batch of one, return the index of the host's initial state, and the names and values [m] of the coordinates
+    that a search changed. If no search chose the start, return the header's index and ().
     """
     # A search writes the field `CHOSEN`: the index of the changed initial state, and `placed_m`.
     # `placed_m` maps names to changed coordinates in meters. If the index is not an integer, None replaces it.
@@ -172,7 +172,7 @@ def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...
 
 
 class Kitchen(NamedTuple):
-    """The values that fix the start of a RoboCasa episode: split, layout, style, and the seed of its generator."""
+    """The values that fix the start of a RoboCasa episode: split, layout, style, and seed of the random generator."""
 
     split: str
     layout: int

@@ -93,7 +93,7 @@ def _build_contacts(contact_list: ContactList | None, record_count: int) -> Cont
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
-    # Returns the channel of one episode from its array [rows] or [rows, …]; None = not recorded.
+    # Returns the channel of one episode, given an array [rows] or [rows, …]. None means not recorded.
     if rows is None:
         return _ABSENT  # a channel without values
     values = np.ascontiguousarray(rows, dtype=np.float64)
@@ -102,8 +102,8 @@ def _build_channel(rows: NDArray[Any] | None) -> Channel:
 
 
 def _build_poses(recording: EpisodeArrays, spec: ChannelSpec) -> Poses:
-    # Returns a pose channel of one episode, without bodies and values if it was not recorded. `spec.name` is its name.
-    # `spec.bodies` names the array of its bodies' indices; `spec.pose_size` is the number of values per body.
+    # Returns one episode's channel of poses. It has neither bodies nor values if the channel was not recorded.
+    # `spec.bodies` is the name of the array with the bodies' indices. Each body has `spec.pose_size` values.
     rows = recording.channel(spec.name)  # [n, P, size] or [n, P]; None = not recorded
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
@@ -115,7 +115,7 @@ def to_recording(batch: Batch, index: int) -> EpisodeArrays:
     """
     records, first_body = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
-    # A channel of poses has two arrays: the indices of its bodies (`spec.bodies` is its name), and their values.
+    # A channel of poses has two arrays: the bodies' indices, under the name `spec.bodies`, and the bodies' values.
     for spec in POSES:
         poses = batch.poses(spec.name)
         channels[spec.bodies], channels[spec.name] = _pose_rows(poses, spec, index, records, first_body)
@@ -189,7 +189,7 @@ def select_record(batch: Batch, t: int) -> Batch:
     record = t % int(batch.starts[-1])  # -1 becomes the index of the last record
     contacts, single = batch.contacts, single_channels(batch, 0)
     first, end = int(contacts.starts[record]), int(contacts.starts[record + 1])
-    # `contacts.take` makes contacts of one record, from the slice of its rows and their first and last index.
+    # `contacts.take` returns one record's contacts, which are at the indices `first` to `end - 1`.
     # `SINGLE` names the channels that were stored as float32, for which comparisons have a larger tolerance.
     # `_ABSENT` is a channel that was not recorded.
     left_out = {"sim_state", *(spec.name for spec in ROWS if spec.is_per_action)}
@@ -242,7 +242,7 @@ def _channel_at_record(channel: Channel, record: int) -> Channel:
 
 
 def _join_rows(channels: Sequence[Channel]) -> Channel:
-    # Joins the rows of channels, each of one episode, to a channel of one episode. All have the width of the first.
+    # Joins channels, each of one episode, to one channel of one episode. All have the same number of values per row.
     values = np.concatenate([channel.values for channel in channels])
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
@@ -324,7 +324,7 @@ def _check_scene(batch: Batch, index: int, has_nameless_body: bool) -> None:
 
 
 def _mark_wrong_widths(batch: Batch) -> Bools:
-    """Return whether each episode has a channel whose width does not fit its number of arms, [E]."""
+    """Return whether each episode has a channel whose width does not fit the episode's number of arms, [E]."""
     arms = np.array([header.arm_count for header in batch.headers], dtype=np.int64)
     is_wrong = np.zeros(len(batch), bool)
     for spec in ROWS:
@@ -430,7 +430,7 @@ def _check_contacts(batch: Batch) -> None:
     has_net_force = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
     # Repeat each episode's Boolean for its records, and then for the contacts of these records.
     is_net_required = np.repeat(np.repeat(has_net_force, batch.lengths), np.diff(contacts.starts))
-    # Column -> the contacts that must have a number, [C]. An impulse may be NaN, which means not recorded.
+    # Maps each column to a mask [C] of the contacts that must have a number. An impulse may be NaN: not recorded.
     impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
     required_masks = {"force_n": np.ones_like(is_net_required), NET_FORCE: is_net_required, **impulses}
     # A contact may have a net force only if the header lists net forces. Then each contact must have one.
@@ -467,14 +467,14 @@ def _require_valid_contacts(
     remedy: str = "Write the magnitude of the contact's force in N and its impulse in N·s.",
 ) -> None:
     # Raises `RecordError` for the first contact where `is_valid` [C] is false.
-    # `field` is a column of the contacts; its value in this contact replaces `{value}` in `problem`.
+    # `field` names a column of the contacts. The contact's value in this column replaces `{value}` in `problem`.
     for item in np.flatnonzero(~is_valid)[:1]:
         value = getattr(batch.contacts, field)[item]
         _refuse_contact(batch, int(item), field, problem.format(value=value), remedy)
 
 
 def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: str) -> NoReturn:
-    # Raises the error for the contact at index `item` of all contacts of the batch, with its episode and step.
+    # Raises the error for the contact with the index `item` in the batch. The error names the contact's step.
     record = _owner_index(batch.contacts.starts, item)
     index = _owner_index(batch.starts, record)
     field = f"contacts[{item - int(batch.contacts.starts[record])}].{field}"
@@ -488,7 +488,7 @@ def _check_torques(batch: Batch) -> None:
         channel = batch.channel(name)
         for index in np.flatnonzero(channel.present):
             header, joints = batch.headers[index], int(channel.width[index])
-            # The limits are those of the record, or those published for its robot. Without limits, nothing is checked.
+            # The limits are in the record, or published for the record's robot. Without limits, nothing is checked.
             if len(header.torque_limit_nm) != joints and not header.lacks_torque_limit:
                 problem = f"{joints} torques, but {len(header.torque_limit_nm)} limits"
                 remedy = "Record only the arm's joints, and write one limit per joint in `joint_torque_limit_nm`."

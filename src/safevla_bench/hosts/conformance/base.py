@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to test, with facts that the host's author knows. `targets` names all bodies with the role target; None =
-    only the record's `target_object`, if there is one. `roles` gives the expected roles of other bodies.
+    """A task to test, with facts that the host's author knows. `targets` names all bodies with the role target. None =
+    at most one target, the record's `target_object`. `roles` gives the expected roles of other bodies.
     """
 
     suite: str
@@ -151,7 +151,7 @@ class HostRules:
     steps: ClassVar[int] = 20  # number of actions in a test episode
     other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to `Wants()`
     registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags; empty if this package has the tags
-    capabilities: ClassVar[Sequence[str]] = ()  # names of the capability sets that say what records measure
+    capabilities: ClassVar[Sequence[str]] = ()  # names of capability sets, which say what records contain
     workspace_m: ClassVar[float] = 100.0  # limit on the absolute value of each coordinate [m]
     state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with the time, as in MuJoCo
 
@@ -174,7 +174,7 @@ class HostRules:
         raise NotImplementedError  # the rule catches this error, and skips the test
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until both fingers hold a body; return its recorded name. Optional hook: see `bare`."""
+        """Reset, act until both fingers hold a body, and return the body's recorded name. Optional hook: see `bare`."""
         # The hook calls `env.reset(seed)` and `env.step`. Rules then check the record that `env` made of these calls.
         # The recorded name is the body's name in the record, which may differ from its name in the simulator.
         raise NotImplementedError  # rules that use the hook are skipped until a subclass implements it
@@ -185,7 +185,7 @@ class HostRules:
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then touch a body with exactly one finger; return its recorded name. Optional hook: see `bare`."""
+        """Reset, touch a body with just one finger, and return the body's recorded name. Optional hook: see `bare`."""
         # A rule then checks that the last record has the contact, but no grip.
         raise NotImplementedError
 
@@ -203,7 +203,7 @@ class HostRules:
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
         """Reset, then act until a tracked body has turned about the vertical. Return its recorded name and the angle of
-        its turn since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
+        the turn since record 0 in the simulator [degrees, counterclockwise from above]. Optional hook: see `bare`.
         """
         # A rule then compares the recorded rotation with the angle.
         raise NotImplementedError
@@ -243,7 +243,7 @@ class HostRules:
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
         # Yields a trial's recorded episodes to the rules. `request.param` is a `Trial`, which is a task to test.
-        # All rules of the class share the run of a trial; its environment is closed after the last rule.
+        # All rules of the class share a trial's run. The run's environment is closed after the last rule.
         with cls().open_run(request.param) as run:
             yield run
 
@@ -275,7 +275,7 @@ class HostRules:
 @cache
 def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
     # Calls the method of `rules` with the name `hook` in an environment of the first trial's task.
-    # Returns the hook's result and the episode since its last reset: batch, actions [N, A] and N + 1 observations.
+    # Returns the hook's result and the episode since the hook's last reset: batch, actions [N, A], N + 1 observations.
     # The last part of the `HookRun` says which entries of the simulator's state are positions and rotations.
     # Skips the test if the hook is not implemented.
     host_rules = rules()
@@ -332,7 +332,7 @@ def require_error(call: Callable[[], object], kind: type[SafevlaError], call_tex
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
-    """Return the result of `call`. If it raises `NotImplementedError`, skip the test and report `hook`."""
+    """Return the result of `call`. If `call` raises `NotImplementedError`, skip the test and report `hook`."""
     # `hook` names the optional method that `call` calls. The base class's hooks raise `NotImplementedError`.
     try:
         return call()

@@ -65,7 +65,7 @@ class TaskRules(HostRules):
         """Fail unless `versions()` returns at least one version, no version is empty, and the record's header has the
         same versions. The rule lists the suite's tasks first, because listing may add the version of the suite's files.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         host = self.host()
         host.tasks(run.trial.suite)
         versions = host.versions()
@@ -99,7 +99,7 @@ class TaskRules(HostRules):
         The speed is measured over two steps with `Task.still`. If `Task.still` has the wrong length, this rule passes,
         because the rule on `Task.still` fails.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # `rest_steps` is the maximum number of settling steps, which end earlier if all objects rest.
         if len(run.task.still) != len(run.env.action_low):
             return
@@ -130,9 +130,9 @@ class OptionalRules(HostRules):
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
         """Fail unless `supports` agrees with the host's optional methods and privileged state. `make` must raise
-        `HostError` for undeclared observations and absolute poses, and `reset` for undeclared starts.
+        `HostError` for undeclared observations and undeclared absolute poses, and `reset` for undeclared starts.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
@@ -169,13 +169,13 @@ class OptionalRules(HostRules):
         """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode. Also fail if
         `latest()` differs from the same record of the whole episode in any field except success and dropped pairs.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # `latest()` returns only the newest record. Success and dropped pairs may change until the episode ends.
         env, latest_records = run.env, list[Batch]()
         skip_unless_repeatable(run)
 
         def read_records(_: Action) -> None:
-            # Called before each step, when the newest record is that of the previous step, or record 0.
+            # Called before each step. Then the newest record is the one after the previous step, or record 0.
             env.recorded()  # only tests whether the call has side effects
             latest_records.append(env.latest())
 
@@ -192,7 +192,7 @@ class OptionalRules(HostRules):
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
         """Fail if `run_fast(False)` changes the episode. Passes if the environment has no method `run_fast`."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         if type(run.env).run_fast is HostEnv.run_fast:  # the method of the base class does nothing
             return
         skip_unless_repeatable(run)
@@ -206,8 +206,8 @@ class OptionalRules(HostRules):
         """Fail if rendering only every third step changes the episode or a rendered image, or if another step has
         images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # `wants` is the first of the class's test requests that asks for images; None if no request does.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
+        # `wants` is the first entry of `other_wants` that requests cameras; None if there is no such entry.
         # `render_next(False)` makes the next step skip rendering. The base class's method does nothing.
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
@@ -236,10 +236,10 @@ class OptionalRules(HostRules):
         require(not missing, failure)
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail if coordinates lie outside the state, overlap or have a wrong size, or if a tracked body is more than 1
-        cm from its recorded position. Passes if the host has neither coordinates nor `states`.
+        """Fail if coordinates lie outside the state, overlap, have a wrong size, or place a tracked body more than 1 cm
+        from its recorded position. Passes if the host has neither coordinates nor `states`.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # The state is the simulator's flat state, recorded as `sim_state` [N + 1, width].
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -256,7 +256,7 @@ class OptionalRules(HostRules):
             # `kind` is `position` or `rotation`; each kind allows only some sizes.
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
-        # Positions [N + 1, 3] in m by name: those recorded of tracked bodies, and those of coordinates in the states.
+        # Maps of names to positions [N + 1, 3] in m: of tracked bodies in the record, and of coordinates in the states.
         paths, state_paths = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in state_paths.keys() & paths.keys():
             error_m = float(np.linalg.norm(state_paths[name] - paths[name], axis=1).max(initial=0))
@@ -292,7 +292,7 @@ class OptionalRules(HostRules):
         """Fail unless pictures of the first and last record have the requested size, are equal when rendered again, and
         show bodies at their recorded positions. Passes if the host has no `stage`.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         host, batch = self.host(), run.batch
         if not host.supports.pictures:
             return
@@ -336,7 +336,7 @@ def _comparable_record(batch: Batch, step: int) -> Batch:
 
 
 def _state_paths(batch: Batch, coordinates: Sequence[Coordinate]) -> dict[str, Floats]:
-    # Returns positions [N, 3] in m by the coordinate's name, read from the simulator's `N` states [N, S] in `batch`.
+    # Maps names of coordinates to positions [N, 3] in m, read from the `N` simulator states [N, S] in `batch`.
     # Only coordinates that are positions of size 3 are used.
     states: Floats = batch.sim_state.episode_rows(0)
     first_entries = {part.name: part.first for part in coordinates if (part.kind, part.size) == ("position", 3)}

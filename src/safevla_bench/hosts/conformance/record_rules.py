@@ -44,8 +44,8 @@ class RecordRules(HostRules):
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
         """Fail unless `N` actions always give `N + 1` records, and the records hold these actions."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # A one-episode batch has the episode's number of records in `lengths[0]`, and its rows in `episode_rows(0)`.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
+        # A one-episode batch has the number of records in `lengths[0]`, and the rows of a channel in `episode_rows(0)`.
         lengths: list[int] = []  # the number of records before each step
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
@@ -55,7 +55,7 @@ class RecordRules(HostRules):
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark, id and instruction, and the index and seed of the start."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         header, task, seed = run.batch.headers[0], run.task, self.seed
         instruction = run.env.reset(seed).instruction  # the instruction may name objects that the reset draws
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
@@ -66,7 +66,7 @@ class RecordRules(HostRules):
         """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
         if no body has the role robot, or if a body does not have the role that the trial's `roles` gives it.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
         if expected is None:
@@ -80,8 +80,9 @@ class RecordRules(HostRules):
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
         """Fail if the default ruleset cannot score the record with the host's registries and capabilities."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
-        # `registries` are files with the tasks' tags. `capabilities` names sets of tags that say what records measure.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
+        # `registries` are files with the tasks' tags.
+        # `capabilities` are names of sets of tags, which say what records contain.
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
@@ -91,7 +92,7 @@ class RecordRules(HostRules):
         """Fail unless `dt` lies between 0.1 ms and 2 s and equals the environment's `dt_s`. If states are recorded and
         `state_begins_with_time` is true, the times of successive states must also differ by `dt`.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         dt = run.batch.headers[0].dt  # duration of a control step [s]
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}, but must be 0.0001 to 2 seconds.")
         require(dt == run.env.dt_s, f"{run}: the record's dt is {dt}, but the environment's dt_s is {run.env.dt_s}.")
@@ -103,7 +104,7 @@ class RecordRules(HostRules):
 
     def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a position's coordinate exceeds ±`workspace_m`, or the end effector's speed is 50 m/s or more."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # Each `path` holds positions of one body or of the end effector, [records, 3].
         # The limits are generous: they only reveal a wrong unit, such as millimeters.
         batch, dt = run.batch, run.batch.headers[0].dt
@@ -122,7 +123,7 @@ class RecordRules(HostRules):
         and the end effector must move by less than 1 mm in the frame of the hand's first part. Passes if the record has
         no geometry. The hand is not checked if the record has no end effector.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # The geometry is the recorded description of the scene's rigid parts; each part may belong to a body.
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -146,7 +147,7 @@ class RecordRules(HostRules):
         """Fail if the embodiment has no torque limits, if all torques are zero, or if a torque reaches 50 times its
         limit. Passes if the record has no torques.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         if not run.batch.joint_torque_nm.present.all():
             return
         # `torques` is [records, joints], and `limits` is [joints], both in N·m. The factor 50 reveals a wrong unit.
@@ -163,7 +164,7 @@ class ContactRules(HostRules):
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
         """Fail unless exactly one of the two bodies of each contact in record 0 belongs to the robot."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # Records leave out contacts within the robot, and contacts that last from the start (a cup on the table).
         # `roles` maps the names of bodies to roles; `a` and `b` are the names of two touching bodies.
         batch, roles = run.batch, run.batch.body_roles(0)
@@ -174,9 +175,9 @@ class ContactRules(HostRules):
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
         """Fail if two robot bodies that form a pair in `dropped_pairs` are in contact in any record."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # The header's `dropped_pairs` lists pairs of bodies whose contacts are left out, or is None.
-        # Contacts of two robot bodies in the list are left out of all records; resting contacts only until they end.
+        # All records omit contacts between the listed robot bodies. They omit a resting contact only until it ends.
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
@@ -252,7 +253,7 @@ class RepeatRules(HostRules):
         states are recorded, or if `bare` does not return `N + 1` states for `N` actions. Skipped without `bare`. If the
         hook `hold` exists, the rule also compares the states of its motion, which has contacts.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
         if run.trial == self.trials[0] and self.hold is not None:
@@ -324,7 +325,7 @@ class RepeatRules(HostRules):
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
         """Fail unless too short, 2-D, NaN or infinite actions raise `InvalidActionError` and change nothing."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
@@ -339,7 +340,7 @@ class RepeatRules(HostRules):
 
     def test_an_initial_state_that_does_not_exist_is_a_host_error(self, run: TrialRun) -> None:
         """Fail unless a reset raises `HostError` for the index -1 and for the index after the last initial state."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         if run.task.init_states is None:
             return  # the task has no fixed initial states, because seeds draw them
         for index in (run.task.init_states, -1):
@@ -348,9 +349,9 @@ class RepeatRules(HostRules):
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
-        starts. Passes if the host refuses `drawn`, no initial states exist, or the next initial state is the same.
+        starts. Passes if the host refuses `drawn`, no initial states exist, or the next initial state equals this one.
         """
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # A `drawn` start places objects at random, by the seed and the index, instead of in a fixed initial state.
         count = run.task.init_states  # the number of fixed initial states; None if every start is drawn
         if count is None:
@@ -375,7 +376,7 @@ class RepeatRules(HostRules):
 
     def test_there_is_no_step_and_no_record_before_a_reset(self, run: TrialRun) -> None:
         """Fail unless `recorded` and `step` raise `HostError` in a new environment that was never reset."""
-        # `run` has a task (`task`), its environment (`env`), and an episode recorded there (`batch`) with its actions.
+        # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         with closing(self.host().make(run.task, Wants())) as env:
             for call in (env.recorded, partial(env.step, run.actions[0])):
                 require_error(call, HostError, f"{run}: recorded() or step() before a reset")
@@ -391,7 +392,7 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
 
 
 GRAVITY_M_S2 = 9.81
-# Limits for a body at rest: the relative error of the net force, and the ratio of the impulse to weight times `dt`.
+# Limits for a body at rest: the relative error of the net force, and the ratio of the impulse to (weight · `dt`).
 # The ratio may exceed 1, because the impulse sums the norms of forces that partly oppose each other.
 _FORCE_TOLERANCE, _MAX_IMPULSE_RATIO = 0.05, 2.0
 _ANGLE_TOLERANCE_DEG = 2.0

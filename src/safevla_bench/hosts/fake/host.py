@@ -81,14 +81,14 @@ class FakeHost(Host):
         )
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
-        """Return a new environment of one task, which supports privileged state and the extra observation `state`."""
+        """Return a new environment of one task. It supports privileged state and the extra observation `state`."""
         check_wants(wants, self.supports, "the fake host")  # raises `HostError` for requests that are not supported
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
-        center = _flatten_xy(_usual_positions(task.index))  # values of the coordinates `names`, [6] in m
+        center = _flatten_xy(_usual_positions(task.index))  # values of the coordinates in `names`, [6] in m
         # `own` holds the coordinates' values in each of the task's initial states. They depend on the seed in `start`.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
@@ -136,7 +136,7 @@ class _World:
         return cls(gripper, dict(zip(_MOVABLE, positions, strict=True)), held_body, bool(flat[1]))
 
     def to_state(self, time: float) -> Floats:
-        # Returns the flat state [15] at the given time [s]. `from_state` lists its entries.
+        # Returns the flat state [15] at the given time [s]. `from_state` lists the entries of a state.
         positions = [self.objects[name] for name in _MOVABLE]
         return np.concatenate([[time, self.closed, _body_index(self.held_body)], self.gripper, *positions])
 
@@ -155,7 +155,7 @@ class _FakeLog:
         self.records, self.actions = [first], list[policy.Action]()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        # Returns the pairs of bodies whose contacts are left out of records: resting bodies and the table.
+        # Returns the pairs of bodies whose contacts are left out of records. Each pair is the table and a body on it.
         return (("block", "table"), ("cup", "table"), ("table", "tray"))
 
     def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
@@ -172,7 +172,7 @@ def _build_recording(
 ) -> EpisodeArrays:
     # Returns an episode of n records in the recorder's format. There are n - 1 actions [7], or none for one record.
     # The columns of `states` [n, 15]: time, gripper closed, held body, and positions [3] of gripper and three objects.
-    # `_ROLES` maps the names of all bodies to roles; a body's id is its place in this mapping. `torques` is [n, 7].
+    # `_ROLES` maps the names of all bodies to roles; a body's id is its index in this mapping. `torques` is [n, 7].
     states = np.stack([record.state for record in records])
     count = len(records)
     upright = np.array([1.0, 0.0, 0.0, 0.0])  # quaternion wxyz; no body of this host ever turns
@@ -246,7 +246,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
         self._renders_next = wanted
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return which entries of the flat state are positions [3] of gripper and bodies, even before a reset."""
+        """Return which entries of the flat state are positions [3] of gripper and bodies. This needs no reset."""
         names = ("gripper", *_MOVABLE)  # the positions begin at the state's entry 3
         return tuple(Coordinate(name, "position", 3 + 3 * index, 3) for index, name in enumerate(names))
 
@@ -280,7 +280,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
     def _observe(self) -> policy.Observation:
         # Returns the policy's observation of the current world. The gripper always points downward.
         # `_wants` lists what the policy requests.
-        # The only extra observation, if requested, is the state [14] without the time.
+        # The only extra observation that a policy can request is the state [14] without the time.
         world = self._world
         return policy.Observation(
             instruction=self.task.instruction,
@@ -334,7 +334,7 @@ class FakeEnv(RecordedEnv[_FakeLog]):
 
 
 def _initial_world(task_index: int, seed: EpisodeSeed) -> _World:
-    # Returns the world before settling. Shifts the block at random, by `env_seed` and the index.
+    # Returns the world before settling. Shifts the block at random; `env_seed` and the index determine the shift.
     # Sets the coordinates in `seed.placed`, which are pairs such as ("cup.x", 0.1), in m.
     # Raises `HostError` for a coordinate that does not exist.
     entropy = [seed.env_seed, seed.init_state_index]
@@ -508,7 +508,7 @@ class FakeStage(Stage):
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
         """Return a record's picture. Raises `KeyError`, as MuJoCo does, for an unknown camera without `lookat_m`."""
         # `seen` is i + 1 at pixels that show the body with the index i in `bodies`, and 0 at all other pixels.
-        # A camera looks at the point `lookat_m` [3]; None = it is the fixed camera with its name.
+        # A camera looks at the point `lookat_m` [3]; None means the fixed camera with the name `camera.name`.
         if camera.lookat_m is None and camera.name != self._camera:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {[self._camera]}")
         image, seen = np.full((*size, 3), 255, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
@@ -522,7 +522,7 @@ class FakeStage(Stage):
     def geometry(self) -> SceneGeometry:
         """Return the squares as boxes and the table as a thin box, for views from above and from the side."""
         # `_COLORS` lists the names of all five bodies. Each body is one part, with one shape.
-        # The empty values mean that no other part is shown instead of a body, and that there are no meshes.
+        # `stand_ins` and `meshes` are empty, because each body has a shape, and there are no meshes.
         shapes = tuple(_box_shape(name, part) for part, name in enumerate(_COLORS))
         return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
 
@@ -567,7 +567,7 @@ def _box_shape(name: str, part: int) -> Shape:
 def _square_mask(pos_m: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
     # Returns the mask [H, W] of the pixels that a body's square covers; x points up and y points right.
     # The square has the center `pos_m` [3] and half the side length `half_m`. `size` is (H, W).
-    # The picture is `distance_m` high if the camera looks at a point (`lookat_m`), else `WIDTH_M`, both in meters.
+    # The picture is `distance_m` high if the camera looks at a point (`lookat_m`). Otherwise it is `WIDTH_M` high.
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
     pixels_per_m = height / (camera.distance_m if camera.lookat_m else WIDTH_M)

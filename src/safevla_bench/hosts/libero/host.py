@@ -70,7 +70,7 @@ class LiberoHost(MujocoHost):
         """
         if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
             libero_tasks.require_libero()
-            self._sample = libero_plus.describe_sample(self._plus)  # for `versions`
+            self._sample = libero_plus.describe_sample(self._plus)  # `versions` uses the description
             return libero_plus.list_tasks(suite, self._plus)
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is not None:
@@ -195,13 +195,13 @@ class LiberoEnv(RobosuiteEnv):
 
     def _start_episode(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
         # Resets the simulation, sets `state` or the state of `replayed`, settles, and takes record 0.
-        # If both are None, the reset draws the state. The docstring of `reset` explains each step.
+        # If `state` and `replayed` are None, the reset draws the state. The docstring of `reset` explains each step.
         # `state` is a flat simulator state [1 + nq + nv]: time, qpos and qvel.
         # `domain` is robosuite's environment, and `raw` is an observation of robosuite.
         # The gate renders images only while it is open; it is open if the policy gets the next observation.
-        # `_scene.reset()` resets LIBERO's environment and reuses its compiled model.
+        # `_scene.reset()` resets LIBERO's environment and reuses the compiled model.
         domain, is_drawn = self._env.env, state is None and replayed is None
-        domain.object_property_initializers.clear()  # the samplers of joints of fixtures
+        domain.object_property_initializers.clear()  # the samplers of the fixtures' joints
         self._install_gate(is_seen=is_drawn and not seed.wait_steps)
         if seed.earlier_resets is not None:
             domain._load_model()  # rebuilds the list of samplers, as in a new environment
@@ -273,7 +273,7 @@ class LiberoEnv(RobosuiteEnv):
 
     def _set_substeps(self, count: int) -> None:
         # Sets the number of physics substeps per control step.
-        # The gripper's target moves once per substep, so its speed must change, too.
+        # The gripper's target moves once per substep, so the speed of the target must change, too.
         super()._set_substeps(count)
         libero_tasks.pace_gripper(self._env.env, count)
 
@@ -293,7 +293,7 @@ class LiberoEnv(RobosuiteEnv):
 
     def _extra_fields(self) -> dict[str, object]:
         # Returns host-specific fields for the record. Header marks say if actions are poses and if the start was drawn.
-        # A header field has the number of resets between the environment's only seeding and this episode, if known.
+        # If known, a header field has the number of resets between the environment's only seeding and this episode.
         extra = add_header_mark({}, ABSOLUTE) if self._wants.absolute else {}
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
         # In a replay, the header field about the recording already has the number of earlier resets.

@@ -35,7 +35,7 @@ _GLASS_SIZE = 224
 def add_noise(picture: Picture, level: int, draws: np.random.RandomState) -> Picture:
     """Return `picture`, [256, 256, 3] with the bottom row first, with added noise of a level from 1 to 50."""
     # There are five kinds of noise with `LEVELS` levels each. `draws` is the source of random numbers.
-    kind, strength = divmod(level - 1, LEVELS)  # indices of the kind of noise and of its parameters
+    kind, strength = divmod(level - 1, LEVELS)  # index of the kind of noise, and index of the kind's parameters
     noisy = _NOISE_FUNCTIONS[kind](picture, strength, draws)
     return np.ascontiguousarray(noisy, dtype=np.uint8)
 

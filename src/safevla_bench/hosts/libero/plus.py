@@ -60,13 +60,13 @@ _CATEGORY_OF_KIND = {
     "tb": "background",
     "add": "added",
 }
-_PLAIN_VIEW = (0, 0, 100, 0, 0)  # changes of the camera that leave it as in LIBERO
+_PLAIN_VIEW = (0, 0, 100, 0, 0)  # the `view` with which the camera stays as in LIBERO
 _PIVOT = np.array([0.0, 0.0, 0.8])  # point above the table around which the camera moves, in m
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One LIBERO-plus task. `base` is the name of the LIBERO task that it changes, and `suite` is that task's suite.
+    """One LIBERO-plus task. The variant changes the LIBERO task with the name `base`, which is in the suite `suite`.
 
     `view` lists five changes of the camera: azimuth and elevation of a motion around `_PIVOT` [degrees], distance from
     `_PIVOT` (in percent of LIBERO's distance), pan and tilt [degrees]. `robot` is the number of the arm's start pose; 0
@@ -83,8 +83,8 @@ class Variant:
 
     @classmethod
     def parse(cls, suite: str, name: str) -> Variant:
-        # Returns the variant with the given LIBERO-plus name; `suite` is the suite of the LIBERO task that it changes.
-        # A name has the task's name and maybe a kind of change; then numbers of view (five), arm pose and noise level.
+        # Returns the variant with this LIBERO-plus name. `suite` is the suite of the task that the variant changes.
+        # A name begins with the task's name and maybe a kind of change. Then come view (five numbers), arm pose, noise.
         # Each of the seven numbers is None if the name lacks the number.
         match = _NAME.fullmatch(name)
         assert match  # every name matches, because the pattern's first part matches any text
@@ -101,7 +101,7 @@ class Variant:
     @property
     def base_task(self) -> Task:
         """The LIBERO task that the variant changes."""
-        # `suite` is the suite of this task, and `base` is its name.
+        # `base` is the name of this task, and `suite` is the suite of this task.
         return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
 
     def task_file(self) -> Path:
@@ -124,9 +124,9 @@ class Variant:
         return states
 
     def require_files(self) -> None:
-        """Raise `HostError` if the variant has a changed wording or layout and its files cannot be read."""
+        """Raise `HostError` if the files of a variant with changed wording or layout cannot be read."""
         # Variants of other categories use LIBERO's files, or cannot be run.
-        # Each call below raises `HostError` if the file cannot be read, and its result is not used.
+        # Each call below raises `HostError` if the file cannot be read. The results of the calls are not used.
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
         if self.category == "layout":
@@ -141,7 +141,7 @@ class Variant:
         # A task file has one list `(:objects NAME... - KIND ...)` and begins with `(define (problem NAME)`.
         if self.category == "added":
             object_words = text.partition("(:objects")[2].partition(")")[0].split()
-            # `_object_files` maps the name of each added object to the path of its file.
+            # `_object_files` maps the name of each added object to the path of the object's file.
             needed_files = [_object_files()[word] for word in object_words if word in _object_files()]
         else:
             try:
@@ -152,7 +152,7 @@ class Variant:
         return next(missing_files, None)
 
     def make_task(self, index: int) -> Task:
-        # Returns the variant as a task with one initial state. `index` is the task's place in its list of tasks.
+        # Returns the variant as a task with one initial state. `index` is the task's index in the list of tasks.
         # The wording of a language variant is in its task file. Other variants have the original task's instruction.
         # The variant's `name` begins with `base`, the name of the original task; `category` is the kind of change.
         base, is_reworded = self.base_task, self.category == "language"
@@ -163,7 +163,7 @@ class Variant:
         return Task(benchmark, task_id, index, self.name, instruction, base.still, init_states=1, episodes=1)
 
     def domain_methods(self) -> dict[str, Callable[..., None]]:
-        """Return methods that set camera and start pose as in LIBERO-plus, to override those of LIBERO's class."""
+        """Return methods that replace those of LIBERO's class and set camera and start pose as in LIBERO-plus."""
         # The result maps names of methods to functions, whose first argument is the environment (`domain`).
         # `self.robot` is the number of the arm's start pose, and `self.view` lists five changes of the camera.
         # Joint positions [7] in rad of the arm's start pose; None = as in LIBERO.
@@ -197,7 +197,7 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
-        # Turns the camera about an `axis` [3] of the world, and moves it around the point `center_m` [3], if given.
+        # Turns the camera about a world `axis` [3]. With a `center_m` [3], also moves the camera around this point.
         # Changes `pos_m` and `quat_wxyz` of the enclosing function. SciPy's quaternions have w last.
         nonlocal pos_m, quat_wxyz
         rotation = Rotation.from_rotvec(np.radians(degrees) * np.array(axis))
@@ -243,7 +243,7 @@ def select_variants(count: int | None) -> list[Variant]:
             by_task = [variants_of[suite, category, task.name] for task in libero_tasks.suite_tasks(suite)]
             # Pairs (variant's number, task's number): the first variant of every task, then the second ones, and so on.
             turns = sorted((turn, task) for task, variants in enumerate(by_task) for turn in range(len(variants)))
-            chosen_counts = Counter(task for _, task in turns[:count])  # task's number -> its number of chosen variants
+            chosen_counts = Counter(task for _, task in turns[:count])  # number of chosen variants by task
             for task, variants in enumerate(by_task):
                 chosen += variants[: chosen_counts[task]]
     return chosen
@@ -265,7 +265,7 @@ def list_tasks(suite: str, count: int | None) -> tuple[Task, ...]:
     suite = spell_suite(suite)
     wanted = BENCHMARKS.values() if suite == SUITE else [BENCHMARKS[suite]]
     if suite != SUITE and BENCHMARKS[suite][1] in REFUSED:
-        # A category in `REFUSED` cannot be run. The error names the first missing file, if one is found.
+        # A category in `REFUSED` cannot be run. The error names the first missing file that is found.
         reason = "some of its files are not part of LIBERO"
         for variant in list_variants():
             if (variant.suite, variant.category) in wanted and (missing_file := variant.missing_file()):
@@ -300,7 +300,7 @@ def _hash_text(text: str) -> str:
 
 
 def data_folder() -> Path:
-    """Return the folder of the package's files. Raise `HostError` if it lacks version 0.1.5's list of tasks."""
+    """Return the folder of the package's files. Raise `HostError` if the folder lacks version 0.1.5's task list."""
     # The user may name the folder in an environment variable (`FOLDER`). `_LIST` is the path of the list of tasks.
     package, user_folder = None, os.environ.get(FOLDER)
     if user_folder:

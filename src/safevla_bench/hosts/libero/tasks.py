@@ -54,7 +54,7 @@ _PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosui
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return a suite's benchmark; None if unknown. `suite` may be an alias, or LIBERO's name such as `libero_goal`."""
+    """Return a suite's benchmark; None for an unknown suite. `suite` may be an alias or a name like `libero_goal`."""
     # A benchmark is the suite's name in records, in lower case with hyphens, such as `libero-goal`.
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
@@ -114,7 +114,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return the BDDL file `path`, or the folder's BDDL files, sorted; raise `HostError` if there are none."""
+    """Return the BDDL files in a folder, sorted, or [path] for a BDDL file. Raise `HostError` if there are none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Give a {SUFFIX} file, or a folder of such files.")
@@ -122,7 +122,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return a BDDL file's benchmark and task id: those of the suite that contains it, or else names from the path."""
+    """Return a BDDL file's benchmark and task id, from the suite that contains the file, or else from its path."""
     # The pair is (benchmark, task id). For your own file, these are the names of the file's folder and of the file.
     try:
         require_libero()
@@ -138,7 +138,7 @@ def _read_own_tasks(paths: Sequence[Path]) -> tuple[Task, ...]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    # Returns the user's own task in a BDDL file; its name is the file's path. `index` is its place in the list.
+    # Returns the user's own task in a BDDL file. The task's name is the file's path. `index` is its number, from 0.
     # Raises `HostError` if the folder has the name of an official suite: the task's records would look official.
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
@@ -214,7 +214,7 @@ def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpac
     extends beyond it, as in LIBERO. `SearchSpace.own` holds the positions in the initial states `states`.
     """
     # `domain` is LIBERO's environment. `states` is [count, 1 + nq + nv], or None if the task has no initial states.
-    # `samplers` maps the name of each movable object to the object that draws its position at a reset.
+    # `samplers` maps the name of each movable object to the sampler that draws the object's position at a reset.
     samplers = {
         sampler.mujoco_objects[0].name: sampler
         for sampler in domain.placement_initializer.samplers.values()
@@ -266,7 +266,7 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
     move with it. Heights and orientations do not change. Raises `HostError` for a coordinate that the task lacks.
     """
     # `state` is [1 + nq + nv]: time, qpos and qvel.
-    # `placed` has pairs of a coordinate, such as `plate_1.x`, and its value.
+    # Each entry of `placed` is the name of a coordinate, such as `plate_1.x`, and the coordinate's value.
     moved = state.copy()
     upper_of_lower = {  # maps the name of a lower object to the name of the object stacked on it
         sample_arguments["reference"]: name.removesuffix("_sampler")
@@ -348,7 +348,7 @@ def versions() -> dict[str, str]:
 def require_libero() -> None:
     """Raise `HostError` unless LIBERO is installed here with a compatible robosuite. Imports nothing."""
     # `_PORTS` are distributions of LIBERO on robosuite 1.5, which this host does not support.
-    # The first call of `require_robosuite` raises an error that names the port, if only a port is installed.
+    # If only a port is installed, the first call of `require_robosuite` raises an error that names the port.
     # The second call raises an error for a version that is not compatible. `read_versions` reports missing packages.
     installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
     ports = [name for name in _PORTS if name in installed]
@@ -455,11 +455,11 @@ class KeptScene:
     At every reset, robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
     textures (260 MB in LIBERO-Spatial). This takes most of a reset's time. LIBERO's XML is the same each time, because
     drawn poses are written to the compiled model. So this class restores the compiled model and keeps the renderer. If
-    the XML differs, it replaces both. The states and pictures equal those of robosuite's resets, bit for bit.
+    the XML differs, both are replaced. The states and pictures equal those of robosuite's resets, bit for bit.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        # `domain` is LIBERO's environment, which has just compiled its model. `compiled` has copies of its arrays.
+        # `domain` is LIBERO's environment, which has just compiled its model. `compiled` has copies of that model.
         # This object takes over the copies. From now on, resets of `domain` reuse its model and renderer.
         self._domain = domain
         self._compile = domain._initialize_sim  # robosuite's method, which compiles the model's XML
@@ -486,8 +486,8 @@ class KeptScene:
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         # Replaces robosuite's `MujocoEnv._initialize_sim` (`environments/base.py` of 1.4.0), which each reset calls.
-        # The replacement compiles the model only if its XML differs from that of the last reset; it makes a simulation.
-        # `xml_string` is the XML to use; None = that of the environment's model. `_compile` is robosuite's method.
+        # This makes a new simulation, but compiles the model only if its XML has changed since the last reset.
+        # `xml_string` is the XML to use; None = the XML of the environment's model. `_compile` is robosuite's method.
         # `_model` is None if no model is kept.
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
@@ -519,7 +519,7 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
     # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change.
-    # `_ASSETS` are the prefixes of the names of assets' arrays, such as those of meshes.
+    # `_ASSETS` are the prefixes of the names of such arrays.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 

@@ -51,7 +51,7 @@ def building(*, renders: bool) -> Iterator[None]:
     import sapien.render
     import sapien.wrapper.urdf_loader
 
-    # The classes are imported by name into several modules, so they must be replaced in each of them.
+    # The classes are imported by name into several modules, so they must be replaced in each module.
     # Replacements affect all threads, so one thread at a time holds `_build_lock`.
     modules = () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader)
     with _build_lock, ExitStack() as patches:
@@ -65,7 +65,7 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
     """Set the picture size (height, width) of cameras in the next scenes of ManiSkill's environment. The view stays the
     same: if a camera has an intrinsic matrix, its picture is stretched to the new shape.
     """
-    # `env` is ManiSkill's environment, and `cameras` are the names of its cameras.
+    # `env` is ManiSkill's environment. `cameras` are names of cameras of the environment.
     # `changes` maps each name to the settings that differ from the camera's configuration.
     height, width = size
     changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
@@ -167,7 +167,7 @@ def vulkan_devices() -> dict[str, str]:
     handles, driver_of_device = (ctypes.c_void_p * count.value)(), {}
     library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
     for handle in handles:
-        # Vulkan fills `device`, and also `driver`, because the field `next` of `device` has its address.
+        # Vulkan fills `device`, and also `driver`, whose address is in the field `next` of `device`.
         driver = _Driver(kind=1000196000)  # `kind` is the struct's VkStructureType
         device = _Properties(kind=1000059001, next=ctypes.addressof(driver))
         library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(handle), ctypes.byref(device))

@@ -70,7 +70,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts about a task. `targets` are the bodies that must move for success; a held tool is last. `subgoals` are the
     conditions of success: keys of the result of `evaluate`, or `not KEY` if the value must be false. `horizon` is
     ManiSkill's limit in steps. `robots` lists the robots for the task, the default one first. `layouts` is the number
-    of fixed layouts. `fixed` names movable actors that count as fixed. `arms` names the arms if there are several.
+    of fixed layouts. `fixed` names movable actors that count as fixed. `arms` names the arms; () for one arm.
     """
 
     targets: tuple[str, ...]
@@ -84,7 +84,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """For each arm, the prefix of the recorded names of its links."""
+        """For each arm, the prefix of the names that the arm's links have in records."""
         return tuple(f"{arm}_" for arm in self.arms) or ("",)  # `arms` is empty if there is only one arm
 
 
@@ -131,7 +131,7 @@ class ManiskillHost(Host):
             problem = f"the suite {suite!r} has no tasks for the robot {self._robots[0]}"
             raise HostError(problem, remedy=f"Choose the suite's robot: --host-arg robot={robot_of_suite[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
-        # The action of one arm that moves nothing and opens the gripper.
+        # The action for one arm, which does not move the arm and opens the gripper.
         # `prefixes` has one entry for each arm, and an action has the values of all arms.
         still = still_action(self._control)
         suite_facts = {name: facts for name, facts in self._select_tasks().items() if facts.suite == suite}
@@ -219,7 +219,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         # `hand` has the indices of the parts of the hand and the fingers.
         parts, hand, self._part_bodies = read_parts(env, robot, self._facts)
         scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
-        # For each arm, the indices of the links that its joints move.
+        # For each arm, the indices of the links that the arm's joints move.
         links_of_arms = [arm_links(articulation, robot) for articulation in articulations(env)]
         self._bodies = dynamic_bodies(env, self._facts)  # name -> SAPIEN's body, whose pose is recorded
         still = np.array(seed.wait_action or self.task.still)
@@ -285,7 +285,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def open_stage(self, episode: Batch) -> ManiskillStage:
         """Return a viewer of `episode`, a one-episode batch with `sim_state`. The viewer owns this environment."""
         # A reset with the record's seed makes the scene.
-        # `arm` has the recorded names (with several arms: with a prefix) of the links that arm joints move, base first.
+        # `arm` has the recorded names of the links that the arms' joints move, base first.
+        # With several arms, each name begins with the prefix of its arm.
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(
@@ -332,7 +333,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return [to_pose(hand._objs[0].entity.pose) for hand in hands]
 
     def _observe(self) -> Observation:
-        # Returns the observation of the current state. In `qpos` and `qvel`, fingers follow the arm's joints.
+        # Returns the observation of the current state. In `qpos` and `qvel`, the arm's joints come first, then fingers.
         # `extra` has the additional values that the policy requests, by name. Privileged state adds two values:
         # `STATE` is ManiSkill's own observation; `START` [2] is the scene's seed and the number of settling steps.
         arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
@@ -350,7 +351,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         ]
         joined = policy.join_arms(observed_arms)  # concatenates the values of all arms
         arms = self._label_by_arm(observed_arms) if self._facts.arms else {}
-        # Placeholders, which raise an error when they are read, unless this step has to render.
+        # Unless this step has to render, images are placeholders, which raise an error when they are read.
         images: Mapping[str, NDArray[np.uint8]] = policy.UnrenderedImages(wanted.cameras)
         if self._renders_next:
             images = graphics.take_pictures(self._env, wanted.cameras)
@@ -370,7 +371,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action that moves nothing and opens the gripper, in the given control mode."""
     # The last value is the gripper's, and 1 opens it.
-    # `controls` maps a control mode to a pair: a description of the action and its size.
+    # `controls` maps a control mode to a pair: a description of actions, and the number of values in an action.
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
 
@@ -403,7 +404,7 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robot_ids = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # other suites' tasks set the robot
+    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
     # In SAPIEN, `gpu` means any Vulkan device, even a CPU.
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
     # Attributes of the task's class while the environment is made. Without them, SimplerEnv's tasks refuse `state`.
@@ -451,7 +452,7 @@ def arm_links(articulation: Any, robot: RobotModel) -> list[int]:
 
 def split_action(env: Any, action: Action) -> Any:
     """Return an action as ManiSkill expects it: an array, or with several agents a mapping from agent to array."""
-    # `action` [A] has the values of all agents, one agent after the other, with the same number for each.
+    # `action` [A] has the values of all agents, one agent after the other. All agents have equally many values.
     values = action.astype(np.float32)
     if not hasattr(env.agent, "agents_dict"):
         return values
@@ -505,7 +506,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
     """Return names and roles of the scene's bodies: links have the names in `name_links`, actors have ManiSkill's
     names. Bodies without collision shapes, such as goal markers, are left out. All shapes of an entity form one body.
     """
-    # The id of an entity identifies its body in contacts. With several arms, `read_arms` gives the fingers instead.
+    # The id of an entity identifies its body in contacts. With several arms, only `read_arms` returns the fingers.
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
     # All bodies begin with the role furniture. Links, and then moving bodies, get other roles.
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
@@ -523,7 +524,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
 
 def finger_groups(links: Mapping[str, Any], robot: RobotModel) -> tuple[list[int], list[int]]:
     """Return the ids of the links of an arm's two fingers, a list per finger. `links` maps names to the arm's links."""
-    # `robot.fingers` has a text for each finger, which the names of the finger's links contain.
+    # `robot.fingers` has a text for each finger. This text is a part of the names of the finger's links.
     first, second = (
         [body.entity.per_scene_id for name, body in links.items() if finger in name] for finger in robot.fingers
     )
@@ -561,7 +562,7 @@ def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part
         body = actor._bodies[0]
         if body.collision_shapes:
             # A static actor cannot move. An actor in `facts.fixed` or a kinematic actor may move in all six components.
-            # The pose of a dynamic actor is recorded as that of its body.
+            # The pose of a dynamic actor is recorded as the pose of its body.
             parent, motion = WORLD, tuple[int, ...]()
             if name in facts.fixed or actor.px_body_type == "kinematic":
                 motion = ALL_MOTION
@@ -579,7 +580,7 @@ def _list_ancestors(link: Any) -> list[Any]:
 
 def _joint_motion(link: Any) -> tuple[int, ...]:
     # Returns the components of a link's motion relative to its parent: () if the link is fixed.
-    # One component if the link moves about or along an axis of its frame, else all six.
+    # A link that only moves about or along one axis of its frame has one component. Other moving links have six.
     joint = link.joint
     if joint.type == "fixed":
         return ()
@@ -597,7 +598,7 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
-    """Yield the contact points that carry force: the two bodies, and the normal force [3] on the second one [N, world
+    """Yield the contact points that carry force: the two bodies, and the normal force [3] on the second body [N, world
     frame]. SAPIEN gives the impulse on the first body. SAPIEN's points without force are left out.
     """
     # A body is given by the id of its entity.

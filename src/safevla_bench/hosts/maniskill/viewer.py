@@ -120,11 +120,11 @@ class ManiskillStage(stage.Stage):
         return stage.SceneGeometry(tuple(self._scene.bodies), {}, shapes, tuple(meshes), view)
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return the bodies' poses in a record, and their contacts, which one additional physics step computes."""
+        """Return the bodies' poses in a record, and their contacts. One additional physics step gives the contacts."""
         # `_scene.bodies` maps recorded names to SAPIEN's bodies.
         self._set_record(record)
         positions, quats = zip(*(to_pose(body.entity.pose) for body in self._scene.bodies.values()), strict=True)
-        # PhysX reports contacts only after a step. The step changes poses, so they are read before it.
+        # PhysX reports contacts only after a step. The step changes poses, so the poses are read before the step.
         tracked_pos_m = self._tracked_positions()
         self._scene.env.scene.px.step()
         return stage.ScenePose(np.array(positions), np.array(quats), tuple(self._find_touches()), tracked_pos_m)
@@ -140,7 +140,7 @@ class ManiskillStage(stage.Stage):
         self._scene.env.set_state(self._states[record : record + 1].astype(np.float32))
 
     def _tracked_positions(self) -> dict[str, Floats]:
-        # Returns the current positions [3] in m, world frame, of the bodies whose positions are recorded, by name.
+        # Maps the name of each body with a recorded position to its current position [3] in m, world frame.
         return {name: to_pose(self._scene.bodies[name].entity.pose)[0] for name in self._scene.tracked}
 
     def _require_body(self, name: str) -> str:
@@ -154,7 +154,7 @@ class ManiskillStage(stage.Stage):
 
     def _camera_pose(self, camera: stage.Camera) -> tuple[Floats, Floats, float]:
         # Returns a camera's position [3] in m, quaternion wxyz [4] in SAPIEN's axes, and vertical field of view [rad].
-        if camera.lookat_m is not None:  # a free camera, which looks at this point; otherwise a camera of ManiSkill
+        if camera.lookat_m is not None:  # a free camera looks at this point; other cameras belong to ManiSkill
             # A rotation's quaternion consists of the cosine and sine of half its angle.
             half_azimuth, half_elevation = np.radians([camera.azimuth_deg, camera.elevation_deg]) / 2
             yaw = np.array([np.cos(half_azimuth), 0.0, 0.0, np.sin(half_azimuth)])
@@ -210,14 +210,14 @@ class ManiskillStage(stage.Stage):
             return None
         centers = pos_m + np.array([rotate(quat_wxyz, center) for center in boxes[:, :3]])
         center_m = (centers.min(axis=0) + centers.max(axis=0)) / 2
-        # A box is within its half diagonal of its center.
+        # Each point of a box is at most half of the box's diagonal from the box's center.
         radii = np.linalg.norm(centers - center_m, axis=1) + np.linalg.norm(boxes[:, 7:], axis=1)
         return center_m, float(radii.max())
 
     # Shapes and contacts
 
     def _read_shapes(self, meshes: list[stage.TriangleMesh]) -> Iterator[stage.Shape]:
-        # Yields the bodies' collision shapes, each with its pose in the body's frame. Appends their meshes to `meshes`.
+        # Yields the bodies' collision shapes, each with its pose in the body's frame. Appends the meshes to `meshes`.
         # `part` is the index of the body. The color depends on the body's role.
         # The shape of a mesh has the size 0, because the vertices determine the mesh's size.
         for part, (name, body) in enumerate(self._scene.bodies.items()):
@@ -241,7 +241,7 @@ class ManiskillStage(stage.Stage):
 
     def _find_touches(self) -> Iterator[stage.Touch]:
         # Yields the contacts with forces of the last physics step, except contacts of bodies without a name.
-        # A contact has two bodies' names, the mean point [3] in m, and the direction [3] of the force on the second.
+        # A contact has two bodies' names, a mean point [3] in m, and the direction [3] of the force on the second body.
         # SAPIEN gives the impulse on the first body. `_name_of_id` maps ids of SAPIEN's entities to recorded names.
         for contact in self._scene.env.scene.px.get_contacts():
             first, second = (self._name_of_id.get(body.entity.per_scene_id) for body in contact.bodies)

@@ -174,7 +174,7 @@ class MetaworldEnv(MujocoEnv):
         return read_scene(self._env.model, self._task_entry)
 
     def _target_object(self) -> str | None:
-        # Returns the (first) body that the task must move; None if the task moves only a part of a fixture or the hand.
+        # Returns the first body that the task must move; None if the task moves only the hand or a part of a fixture.
         targets = self._task_entry.targets
         return targets[0] if targets else None
 
@@ -223,7 +223,7 @@ class MetaworldEnv(MujocoEnv):
     @contextmanager
     def _moved_camera(self, camera: str) -> Iterator[str]:
         # In the block, a camera in `_MOVED_M` has the position [3] in m that is listed there.
-        # Yields the camera's name in Meta-World, which differs from `camera`, our name, only for these cameras.
+        # Yields Meta-World's name of the camera. It differs from `camera`, our name, only for cameras in `_MOVED_M`.
         model_camera, moved_pos_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(model_camera).xpos  # a view, so assignments change `data`
         original_pos_m = position.copy()
@@ -341,7 +341,7 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     names = ["world"]
     robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):
-        # A parent comes before its children in MuJoCo's list, so its name is known. A body with a joint moves.
+        # A parent comes before its children in MuJoCo's list, so the parent's name is known. A body with a joint moves.
         parent, own_name = int(model.body_parentid[body]), str(model.body(body).name)
         parent_name, moves = names[parent], model.body_jntnum[body] > 0
         is_separate = parent == 0 or body in robot or moves

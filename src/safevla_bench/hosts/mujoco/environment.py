@@ -44,7 +44,7 @@ _HIDDEN_LOG_PREFIXES = (  # robosuite's log messages that begin with these words
     "The config has defined for the controller",
 )
 _FREE, _BALL, _SLIDE = 0, 1, 2  # values of MuJoCo's mjtJoint; the value 3 is a hinge
-_JOINT_READINGS = {  # maps names of extra observations to the keys of robosuite's first robot
+_JOINT_READINGS = {  # maps names of extra observations to robosuite's keys for the first robot
     "joint_pos": "robot0_joint_pos",
     "joint_vel": "robot0_joint_vel",
     "gripper_qvel": "robot0_gripper_qvel",
@@ -127,7 +127,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
         """Apply the physics changes of `seed`, which last until recording stops; return the scene to record."""
-        # A `Scene` holds what the recorder must know about the model. Only its `apart_substeps` depends on the changes.
+        # A `Scene` holds what the recorder must know about the model. Only `apart_substeps` depends on the changes.
         # `_undo_hooks` are functions that are called when recording stops.
         change = seed.change or PhysicsChange()  # the default changes nothing
         model, data = self._model_and_data()
@@ -139,7 +139,7 @@ class MujocoEnv(RecordedEnv[Recorder]):
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
-        # Contacts of a resting pair are recorded after `apart_substeps` substeps apart. Keep this time about equal.
+        # Contacts of a resting pair are recorded once it was apart for `apart_substeps`. Keep about this duration.
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
@@ -305,7 +305,7 @@ class RobosuiteEnv(MujocoEnv):
         # Converts robosuite's observation `raw`, a mapping from names to arrays, to the observation for the policy.
         # `_privileged` reads the true poses and sizes; None unless the policy wants them.
         # `joint_values` holds the additional quantities that the policy requests, such as joint positions.
-        # `_JOINT_READINGS` maps their names to robosuite's keys.
+        # `_JOINT_READINGS` maps the names of these quantities to robosuite's keys.
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
         joint_values = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
@@ -325,7 +325,7 @@ class RobosuiteEnv(MujocoEnv):
         )
 
     def _read_joints(self, raw: RawObservation, robot0_key: str) -> Floats:
-        # Returns one quantity of all robots, joined. `robot0_key` is its key for the first robot: `robot0_joint_pos`.
+        # Returns one quantity of all robots, joined. `robot0_key` is the first robot's key, such as `robot0_joint_pos`.
         arm_prefixes = self._arm_prefixes().values() or ["robot0_"]
         # Two arms of one robot, such as `robot0_left_` and `robot0_right_`, share a key. A dict removes repetitions.
         robot_prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in arm_prefixes)
@@ -359,7 +359,7 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def read_arm(raw: RawObservation, prefix: str) -> policy.ArmObservation:
-    """Return the observation of the arm whose keys in `raw` begin with `prefix`; no fingers, [0], without a gripper."""
+    """Return the observation of the arm whose keys in `raw` begin with `prefix`; `fingers` is [0] without a gripper."""
     # `fingers` holds the positions of the finger joints; the position of the end effector is in the world frame.
     fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
     eef_pos_m = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64)
@@ -422,7 +422,7 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
     """Return the coordinates of a MuJoCo model's joints in the flat state, which begins with the time. A free joint has
-    a position and a rotation, with the body's name. Other joints have one coordinate, with the joint's or body's name.
+    a position and a rotation, named after the body. Any other joint has one coordinate, named after the joint or body.
     """
     # `body_name` gives the recorded name of each MuJoCo body.
     coordinates = list[Coordinate]()
@@ -537,7 +537,7 @@ def _separate_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     collides = (shared_bits | shared_bits.T) != 0
     is_separated = in_first[:, None] & in_second
     collides &= (is_separated | is_separated.T) == 0
-    bits = 1 << np.arange(kinds.shape[1])  # kind k gets bit k; `collides @ bits` sums the bits of the kinds it touches
+    bits = 1 << np.arange(kinds.shape[1])  # kind k gets bit k; `collides @ bits` adds the bits of kinds that k touches
     kind_of_geom = kind_of_geom.ravel()  # NumPy 2.0 returns [1, ngeom]
     contype[...], conaffinity[...] = bits[kind_of_geom], (collides @ bits)[kind_of_geom]
     _update_body_masks(model)

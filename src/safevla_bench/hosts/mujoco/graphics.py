@@ -90,7 +90,7 @@ def _traceback_modules(error: BaseException) -> list[str]:
 
 
 def _patch_robosuite_display() -> None:
-    # If robosuite's EGL module is imported, patches its function that creates an EGL display.
+    # If robosuite's EGL module is imported, patches the module's function that creates an EGL display.
     # Then `egl_device` sets the environment variables that choose the device of each new display.
     module = sys.modules.get(_ROBOSUITE)
     create_display = getattr(module, _MAKE_DISPLAY, None)
@@ -121,10 +121,10 @@ _CUDA_NAME = re.compile(r"\d|GPU-|MIG-")
 
 @contextmanager
 def egl_device() -> Iterator[None]:
-    """In the block, unset CUDA_VISIBLE_DEVICES, and set MUJOCO_EGL_DEVICE_ID, unless the user has set it or MUJOCO_GL
-    names another backend than EGL. Afterwards, restore both. Logs one warning if the choice of device is a guess.
+    """In the block, unset CUDA_VISIBLE_DEVICES. Also set MUJOCO_EGL_DEVICE_ID, unless the user has set it or MUJOCO_GL
+    names another backend than EGL. Afterwards, restore both variables. Logs one warning if the device is a guess.
     """
-    # `DEVICE` is the name of MUJOCO_EGL_DEVICE_ID, `VISIBLE` that of CUDA_VISIBLE_DEVICES.
+    # `DEVICE` is the name of MUJOCO_EGL_DEVICE_ID, and `VISIBLE` is the name of CUDA_VISIBLE_DEVICES.
     # `WORKER` is the name of the variable with this worker's index.
     saved = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if saved[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
@@ -163,9 +163,9 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
         if visible is None:
             return None, ""
         return 0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none"
-    # Without other information, the workers use all of EGL's CUDA devices in turn, in the order of their numbers.
+    # Without other information, the workers use all of EGL's CUDA devices in turn, in the order of EGL's numbers.
     indices, warning = [index_of_ordinal[ordinal] for ordinal in sorted(index_of_ordinal)], ""
-    # If EGL lists more devices than are visible, its numbers count all GPUs, so they are the numbers in `visible`.
+    # If EGL lists more devices than are visible, EGL's numbers count all GPUs, so they equal the numbers in `visible`.
     if visible is not None and len(index_of_ordinal) > len(gpu_names):
         visible_ordinals = [int(name) for name in gpu_names if name.isdecimal()]
         # UUIDs and unlisted ordinals cannot be matched with EGL's devices. Then the workers use all GPUs in turn.

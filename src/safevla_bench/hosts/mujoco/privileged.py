@@ -34,7 +34,7 @@ class ScenePrivileged:
         goal: tuple[tuple[str, ...], ...],
         sites: Mapping[str, Floats],
     ) -> None:
-        """Measure sizes in the pose of `data`. `sites` maps a goal site's name to an array view [3] of its position."""
+        """Measure sizes in the pose of `data`. `sites` maps names of goal sites to array views [3] of positions."""
         # `scene` has the recorded name of each MuJoCo body, and roles by name.
         # `goal` has predicates, such as ("on", "cube", "plate").
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
@@ -56,7 +56,7 @@ class ScenePrivileged:
 
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
-        # By body name: `_root_body` has the MuJoCo id; `_boxes` has half extents and center [3] of a box.
+        # `_root_body` maps names of bodies to MuJoCo ids. `_boxes` maps them to half extents and center, [3] each.
         # `_pieces` has a box for each geom. Boxes were measured once. `_hand` has the ids of hand and finger bodies.
         # `_sites` has the positions of goal sites, [3] each, as views of MuJoCo's data.
         data = self._data
@@ -74,7 +74,7 @@ class ScenePrivileged:
 
 
 def _collision_geoms(model: mujoco.MjModel, bodies: tuple[int, ...]) -> NDArray[np.intp]:
-    # Returns the ids of the bodies' geoms that can collide and have a finite size; planes have none.
+    # Returns the ids of the bodies' geoms that can collide and have a finite size. Planes are infinite.
     can_collide = (model.geom_contype | model.geom_conaffinity) != 0
     is_bounded = np.isin(model.geom_type, (_SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH))
     return np.flatnonzero(np.isin(model.geom_bodyid, bodies) & can_collide & is_bounded)
@@ -105,7 +105,7 @@ def bounding_box(
 
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """Return a box around each collision geom of `bodies` in the frame of the body `root`; None if there are none."""
+    """Return a box around each collision geom of `bodies` in the frame of the body `root`; None without such geoms."""
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
         return None
@@ -153,7 +153,7 @@ def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:
         return np.asarray(np.abs(axes) @ size)
     if kind == _ELLIPSOID:
         return np.asarray(np.sqrt((axes**2) @ size**2))
-    # A capsule or cylinder lies along the geom's z axis. The cosine to each frame axis projects its length.
+    # A capsule or cylinder lies along the geom's z axis. `cosine` [3] projects the length to the frame's axes.
     cosine, radius, half_length = np.abs(axes[:, 2]), size[0], size[1]
     if kind == _CAPSULE:
         return np.asarray(cosine * half_length + radius)

@@ -30,7 +30,7 @@ HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this fraction of the default view is easy to find
 _ENOUGH_SHARE = 0.06  # a close-up gains nothing by showing the smallest body larger than this fraction of the picture
-_NEARLY_BEST_RATIO = 0.85  # good enough: the smallest body covers at least this fraction of its area in the best view
+_NEARLY_BEST_RATIO = 0.85  # a view is good enough if the smallest body has this share of its area in the best view
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
@@ -170,7 +170,7 @@ class MujocoStage(stage.Stage):
 
     def _position_error_m(self, record: int) -> float:
         # Returns the sum of the distances [m] between current and recorded positions of the tracked bodies.
-        # `_recorded_pos_m` maps their names to positions in all records, [records, 3].
+        # `_recorded_pos_m` maps the names of tracked bodies to positions in all records, [records, 3].
         current_pos_m = self._current_positions()
         errors_m = [
             np.linalg.norm(current_pos_m[name] - path_m[record])
@@ -240,7 +240,7 @@ class MujocoStage(stage.Stage):
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return a one-episode batch's states, [n, width]; raise `HostError` if there are none or the width differs."""
+    """Return a one-episode batch's states, [n, width]; raise `HostError` for missing states or another width."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
         remedy = "Only records with `sim_state` can be shown; `safevla eval` writes such records."
@@ -279,7 +279,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
 
 def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
     # Returns the record's first state as a start; None unless the record is a replay or contains poses of fixtures.
-    # A state lacks the poses of fixtures, such as a cabinet, because they do not move.
+    # A state lacks the poses of fixtures, such as a cabinet, because fixtures do not move.
     (replay,) = replay_fields(episode)
     poses, states = recorded_fixtures(episode), episode.sim_state.episode_rows(0)
     if not len(states) or (not replay and FIXTURES not in host_header(episode.extra[0])):
@@ -389,7 +389,7 @@ def _texture_image(model: mujoco.MjModel, texture_id: int) -> NDArray[np.uint8]:
 
 
 def _read_mesh(model: mujoco.MjModel, mesh_id: int, texture_id: int) -> stage.TriangleMesh:
-    # Returns a mesh. If it has texture coordinates, its vertices get colors from the texture (-1 = no texture).
+    # Returns a mesh. If it has texture coordinates, the texture `texture_id` (-1 = none) gives its vertices colors.
     first_vertex, vertex_count = int(model.mesh_vertadr[mesh_id]), int(model.mesh_vertnum[mesh_id])
     first_face, face_count = int(model.mesh_faceadr[mesh_id]), int(model.mesh_facenum[mesh_id])
     vertices = model.mesh_vert[first_vertex : first_vertex + vertex_count].astype(np.float64)
@@ -433,7 +433,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:  # no touch, or a geom is missing
             continue
         first, second = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
-        # Names in a pair are sorted. If this exchanges them, the direction is reversed.
+        # Names in a pair are sorted. If sorting exchanges the names, the direction is reversed.
         sign = 1.0 if first <= second else -1.0  # a contact's first axis points from geom1 to geom2
         pair = (min(first, second), max(first, second))
         contacts_of_pair.setdefault(pair, []).append((contact.pos.copy(), sign * contact.frame[:3]))

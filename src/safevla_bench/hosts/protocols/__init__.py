@@ -75,8 +75,8 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
-        """Return all values by field, including the name; leave out `about`, the sources, and `resets` if undefined."""
-        # `about` is a description of the protocol. Nested structs become dictionaries. `resets` None = undefined.
+        """Return all values by field, including the name, without `about` and `sources`. Leave out `resets` if None."""
+        # `about` is a description of the protocol. Nested structs become dictionaries.
         values = msgspec.to_builtins(self)
         left_out = ["about", "sources"]
         if self.resets is None:
@@ -133,8 +133,8 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return the suite's value in `values`, else the value of the longest prefix of the suite's name, else None. For
-    example, libero-goal-swap has the value of libero-goal, because LIBERO-PRO evaluates its suites like LIBERO's.
+    """Return the suite's value in `values`, or the value of the longest listed prefix of its name. None without such a
+    prefix. For example, libero-goal-swap has the value of libero-goal: LIBERO-PRO evaluates suites like LIBERO.
     """
     parts = suite.split("-")
     for count in range(len(parts), 0, -1):  # tries, for example, libero-goal-swap, libero-goal and libero in turn
@@ -181,7 +181,7 @@ def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, An
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields of a protocol in run.json that differ from the shipped protocol of the same name, if any."""
+    """Return the fields of a protocol in run.json whose values differ from the shipped protocol of the same name."""
     # `recorded` maps fields to the values that a run used. The fields are sorted.
     # Without a shipped protocol of this name, the list of fields is empty.
     name = recorded.get("name")
@@ -213,7 +213,7 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 
 def describe_field(field: str) -> str:
-    """Return the description of the field named in a row of `protocol_rows`."""
+    """Return the description of a field, given the field's name in a row of `protocol_rows`."""
     # A dotted field such as `horizons.libero-goal` may only have the description of its table, such as `horizons`.
     return FIELDS[_nearest_key(FIELDS, field)]
 

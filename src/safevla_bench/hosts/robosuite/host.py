@@ -64,7 +64,7 @@ class RobosuiteHost(environment.MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
         # Returns a new environment of one task. `wants` lists what the policy wants to observe.
-        # `check_wants` raises `HostError` if the host cannot provide it. `arms` is empty if there is only one arm.
+        # `check_wants` raises `HostError` for unsupported requests. `arms` is empty if there is only one arm.
         check_wants(wants, self.supports, "the host robosuite")
         if wants.privileged and task.arms:
             problem = f"{task.name} has several arms, but privileged state needs a single arm"
@@ -160,7 +160,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         ranges = []  # one array for each object: the rows are x and y, the columns are lowest and highest value
         for object_sampler, obj in placements:
             # Ranges are relative to a reference position.
-            # If objects must lie in the range as a whole, the range shrinks by the object's radius on each side.
+            # If a whole object must lie in the range, the range shrinks by the object's radius on each side.
             margin_m = obj.horizontal_radius if object_sampler.ensure_object_boundary_in_range else 0
             center_m = np.reshape(object_sampler.reference_pos[:2], (2, 1))
             xy_range = np.array([object_sampler.x_range, object_sampler.y_range])
@@ -277,7 +277,7 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task before its first reset. `seed` is its random generator's seed."""
+    """Return robosuite's environment of a task before its first reset. `seed` seeds its random generator."""
     RobosuiteHost().versions()  # raises `HostError` without robosuite 1.5
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
@@ -381,9 +381,9 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
-    # Returns the arm with this prefix of its observation keys: `robot1_`, or `robot0_left_` if a robot has two arms.
+    # Returns the arm whose observation keys begin with `prefix`, such as `robot1_`, or `robot0_left_` for two arms.
     # `names` has the recorded name of each MuJoCo body, and `robot_bodies` the ids of all robots' bodies.
-    # `eef_site` is the site of the arm's end effector, and `arm_dofs` are its joints' indices in `qvel`.
+    # `eef_site` is the site of the arm's end effector. `arm_dofs` are the indices of the arm's joints in `qvel`.
     robot_name, _, side = prefix.rstrip("_").partition("_")
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
