@@ -55,7 +55,7 @@ def detect_suffix(path: Path) -> str:
 
 def _holds_demonstrations(path: Path) -> bool:
     # Returns whether the HDF5 file seems to have demonstrations, which are groups with the names data/demo_N.
-    # HDF5 stores the names of groups as plain text. A name that is found may not be the name of a group.
+    # HDF5 stores the names of groups as plain text. A match may also be other text.
     # This guess only selects the remedy; `replay:` then says exactly what is missing.
     # A name may begin in one block and end in the next, so the end of each block is searched with the next block.
     names = {b"data", b"demo_"}
@@ -94,7 +94,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
 
 def drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Iterator[Batch | RecordError]:
     """Yield the episodes whose keys are not in `seen`, and add the keys to `seen`. Yield an error for each repeat."""
-    # A key is a pair (policy, episode id). `seen` maps it to the file that has the episode; `path` is the batch's file.
+    # A key is a pair (policy, episode id). `seen` maps a key to the episode's file; `path` is the batch's file.
     keys = [header.key for header in batch.headers]
     # Usually, no key is repeated, and the whole batch is yielded.
     if seen.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
@@ -125,7 +125,7 @@ def _repeated_id_error(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
 
 def open_archive(path: str | Path) -> Batch:
     """Return all episodes of one archive file as one batch. Raises `RecordError` for a bad or missing file, a bad
-    episode, or a file without episodes, and `CollectedError` with every problem if there are several.
+    episode, or a file without episodes. Several problems are raised together, as a `CollectedError`.
     """
     with limit_memory(path):
         episodes = list(read_episodes([Path(path)]))  # batches, and errors of episodes or of the whole file
@@ -171,7 +171,7 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
         if suffix == parquet.SUFFIX:
             parquet.write_parquet(stream, checked_batches)
         else:
-            # `encode(batch, index)` returns the bytes of one episode. The file is these bytes, one after the other.
+            # `encode(batch, index)` returns the bytes of one episode. The file consists of all episodes' bytes.
             encode = npz.encode_npz if suffix == npz.SUFFIX else partial(jsonl.encode_member, suffix=suffix)
             for batch in checked_batches:
                 stream.writelines(encode(batch, index) for index in range(len(batch)))

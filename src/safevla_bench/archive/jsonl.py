@@ -41,7 +41,7 @@ _REMEDY = "Check that this is an archive with one episode per line."
 
 
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order: one batch of one episode per line, or an error for an invalid line.
+    """Yield for each line of one file, in order, a batch of one episode, or an error if the line is invalid.
     Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read. Raises
     `DamageError` for a Git LFS pointer, and if a compressed member is damaged or too many lines are bad or blank; the
     rest of the file is skipped.
@@ -185,7 +185,7 @@ def _encode_steps(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
 def _field_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield the name of each recorded field, and its values by record. Action fields come last, UNSET in record 0."""
     names = list(recording.roles)  # names of the bodies; other arrays hold indices into this list
-    # A `spec` describes a channel. For a pose channel, `spec.bodies` is the name of the list of its bodies' indices.
+    # A `spec` describes a channel. For a pose channel, `spec.bodies` is the name of the list of body indices.
     arrays = {spec: recording.channel(spec.name) for spec in channels.NUMERIC}
     # Only recorded channels: each channel's array as nested lists, with one item per record or per action.
     rows = {spec: values.tolist() for spec, values in arrays.items() if values is not None}
@@ -247,7 +247,7 @@ def decode_json(line: bytes) -> Batch:
     tree = record_schema.parse_json(line)
     try:
         # An episode of a robot with several arms has the key `arms`.
-        # Each field of its arms is a flat list: all values of the first arm, then those of the next arm.
+        # Each field of the arms is a flat list: all values of the first arm, then those of the next arm.
         kind = record_schema.Trajectory if tree.get("arms") is None else record_schema.ArmsTrajectory
         trajectory = record_schema.convert_tree(tree, kind)  # checks the types of all fields
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
@@ -322,7 +322,7 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
     index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # other arrays hold this index
-    arrays: dict[str, Any] = {}  # values by name: a channel, or a channel's list of bodies; only recorded ones
+    arrays: dict[str, Any] = {}  # maps the name of a recorded channel, or of its list of bodies, to values
     for spec in channels.POSES:
         if is_present[spec.name]:
             arrays[spec.bodies], arrays[spec.name] = _read_poses(steps, spec, index_by_body)

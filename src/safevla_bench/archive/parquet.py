@@ -191,7 +191,7 @@ def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
     # Yields the episodes in the rows of `batches`, with one row per episode.
-    # `first` is the number, for errors, of the first of these rows in the file, from 1.
+    # `first` is the file's row number, from 1, of the first of these rows. Errors use such row numbers.
     for rows in batches:
         try:
             batch = parquet_rows.decode_rows(rows)
@@ -212,7 +212,7 @@ def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator
 
 
 def _episode_id(rows: pa.RecordBatch, row: int) -> Any:
-    # Returns the episode id in row number `row` of `rows`, from 0; None if the id is null or not UTF-8.
+    # Returns the episode id in row number `row` (from 0) of `rows`; None if the id is null or not UTF-8.
     with suppress(UnicodeDecodeError):
         return rows.column(_ID_COLUMN)[row].as_py()
     return None

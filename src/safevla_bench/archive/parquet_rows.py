@@ -45,7 +45,7 @@ def _channel_field(spec: channels.ChannelSpec) -> pa.Field:
 
 
 def list_pairs(value: pa.DataType) -> pa.DataType:
-    """Return the type of a column of named values: a list of pairs, as Hugging Face's `datasets` cannot read maps."""
+    """Return the type of a column of named values: a list of pairs; Hugging Face's `datasets` cannot read maps."""
     return pa.list_(pa.struct([("key", pa.string()), ("value", value)]))
 
 
@@ -100,8 +100,8 @@ def rare_channels(batch: Batch) -> frozenset[str]:
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
-    """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
-    # `SCHEMA` has all columns. `rare` has the names of rare channels, of columns of contacts and of header fields.
+    """Return the columns of `SCHEMA`, omitting each rare channel that is not in `rare`."""
+    # `SCHEMA` has all columns. `rare` names rare channels, rare columns of contacts and rare header fields.
     absent = [spec for spec in _RARE if spec.name not in rare]
     # A pose channel also has a column for its bodies. For other channels, `spec.bodies` is "", which names no column.
     left_out = {spec.name for spec in absent} | {spec.bodies for spec in absent}
@@ -127,7 +127,7 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     for spec in channels.POSES:
         poses = batch.poses(spec.name)
         body_counts = np.diff(poses.body_starts)
-        # In tables, each episode's bodies are numbered from 0. In `poses.body`, the whole batch's bodies are numbered.
+        # In tables, each episode's bodies are numbered from 0. `poses.body` numbers the bodies of the whole batch.
         body_indices = pa.array(poses.body - np.repeat(batch.body_starts[:-1], body_counts), pa.int32())
         columns[spec.name] = _pose_column(poses, spec, batch.lengths)
         columns[spec.bodies] = _list_array(body_indices, body_counts, poses.present)
@@ -182,7 +182,7 @@ def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Ar
 
 
 def _has_contact_column(batch: Batch, name: str) -> Bools:
-    # Returns whether each episode has numbers in this column of its contacts, [E]. For net forces, reads the header.
+    # Returns whether each episode's contacts have numbers in this column, [E]. For net forces, the header says this.
     if name == channels.NET_FORCE:
         is_recorded = np.array([name in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & is_recorded
@@ -329,10 +329,10 @@ def _find_target(outline: EpisodeOutline, first_body: int) -> int:
 
 def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -> Channel:
     """Return a channel of all episodes; `bodies` [E] = number of bodies in each row. Booleans become 0.0 or 1.0."""
-    # Each row of `columns` is an episode. For a pose channel, only the bodies with poses in this channel count.
+    # Each row of `columns` is an episode. For a pose channel, `bodies` counts only bodies with poses in this channel.
     if spec.name not in columns.rows.schema.names:
         return absent_channel(len(bodies))
-    values, counts, present = columns.lists(spec.name)  # the steps' items; number of steps by row; rows with the column
+    values, counts, present = columns.lists(spec.name)  # items of all steps; steps per row; which rows have the column
     arms = columns.arms if spec.per_arm else np.ones_like(counts)
     # Flatten one list level after the other. `item_counts` [E] has each episode's number of items at the current level.
     item_counts, axis_sizes = counts, [counts]
@@ -340,7 +340,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
         widths = _common_lengths(values, item_counts, counts, spec)
         item_counts, values = item_counts * widths, values.flatten()
         axis_sizes.append(widths)
-    # One column per row that has the channel: its numbers of records, bodies and arms, then its array's axis sizes.
+    # For each row with the channel, a column: numbers of records, bodies and arms, then the sizes of the array's axes.
     row_facts = np.stack([columns.records, bodies, arms, *axis_sizes])[:, present]
     # Each distinct shape is checked once.
     for records, body_count, arm_count, *sizes in dict.fromkeys(zip(*row_facts.tolist(), strict=True)):
@@ -352,7 +352,7 @@ def _read_channel(columns: _Columns, spec: channels.ChannelSpec, bodies: Ints) -
         filled: NDArray[Any] = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
     else:
         filled = _to_numpy(values, spec.name)
-    # Numbers per record: the product of all axes after the first, or one per arm.
+    # Numbers per record: the product of the sizes of all axes after the first, or one number per arm.
     width = np.prod(axis_sizes[1:], axis=0, dtype=np.int64) if len(axis_sizes) > 1 else arms
     return Channel(filled.astype(np.float64, copy=False), offsets_of(item_counts), np.where(present, width, -1))
 
@@ -449,7 +449,7 @@ def _refuse_nan(values: pa.Array, name: str) -> None:
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
     # Returns indices of bodies, with -1 for null. `bodies` has, for each index, the number of bodies of its episode.
-    # Raises `RecordError` for a negative index, or one that is not below this number. `name` is the channel's name.
+    # Raises `RecordError` for an index that is negative, or too large for its episode. `name` is the channel's name.
     if (places.drop_null().to_numpy() < 0).any():
         refuse_field("an index is negative", "Write the held body's index in `bodies`, or `null` without one.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)

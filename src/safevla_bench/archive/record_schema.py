@@ -45,7 +45,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-# JSON types by the number of values. In `_ROW_TYPES`, 0 is any number of values; in `_POSE_TYPES`, one value.
+# Maps a number of values to a JSON type. The key 0 means any number in `_ROW_TYPES`, and one in `_POSE_TYPES`.
 _ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
 _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
@@ -123,7 +123,7 @@ def record_schema() -> dict[str, object]:
 # Bounds
 
 
-MAX_BAD_LINES = 10_000  # after more bad lines, the rest of a file is not read
+MAX_BAD_LINES = 10_000  # maximum number of bad lines; after more, the rest of a file is not read
 REMEDY_BROKEN = "The file is truncated or damaged. Copy it again, or regenerate it."
 REMEDY_LARGE = (
     "Split the episode into shorter ones, or leave sim_state out. If the file itself is small, do not trust it."

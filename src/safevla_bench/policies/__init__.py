@@ -71,14 +71,14 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     # `spec` is NAME or NAME:ARG; `arguments` are the policy's keyword arguments as text.
     if runs_code(spec) or spec.startswith("replay:"):  # a replay reads files
         return format_call(spec, arguments)
-    # A key is the secret with which a client logs in at its server, from an environment variable or a file.
-    # Only clients of servers send a key. Here, a policy is such a client if it is not in `_CODE_FREE`.
+    # A key is a secret for a server's login. It comes from an environment variable or a file.
+    # Only clients of servers send a key. Here, every policy that is not in `_CODE_FREE` is such a client.
     sends_key = spec.partition(":")[0] not in _CODE_FREE and (KEY in os.environ or "key_file" in arguments)
     return f"{format_call(spec, arguments)}, which would receive your key" if sends_key else None
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop`, for a dry run of the policy `spec`. Raise `PolicyError` for an unknown name or a given key."""
+    """Return `noop`, for a dry run of `spec`. Raise `PolicyError` if the policy is unknown, or a key is an argument."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)  # raises the errors; its result is not needed
     return make_policy("noop")
 
@@ -90,7 +90,7 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
-        return entries.make_entry_policy(spec, arguments, make_policy)  # calls `make_policy` for each server's client
+        return entries.make_entry_policy(spec, arguments, make_policy)  # makes the client of each server
     # `NAME:` passes the empty text, and `NAME` passes None.
     policy: Policy = POLICIES.make(name, arguments, arg if colon else None)
     missing = [attribute for attribute in ("wants", "reset", "act", "close") if not hasattr(policy, attribute)]

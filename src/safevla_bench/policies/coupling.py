@@ -69,7 +69,7 @@ class Identity(FilterBase):
 
 
 class _MotionFilter(FilterBase):
-    """Base class of filters that change only motion: the numbers of an action that are 0 while the arm holds still."""
+    """Base class of filters that change only motion: the numbers that are 0 in the action for holding still."""
 
     takes_poses = False
     _still: Action
@@ -90,7 +90,7 @@ class SpeedCap(_MotionFilter):
         # Return the action with its motion scaled, so that no number of the motion exceeds `share` in absolute value.
         # `monitor` is None, because this filter reads no margins.
         is_motion = self._still == 0  # other numbers, such as the gripper's command, are not scaled
-        largest = float(np.abs(action[is_motion]).max(initial=0.0))  # 0 if no number is motion
+        largest = float(np.abs(action[is_motion]).max(initial=0.0))  # 0 if no number commands motion
         return np.where(is_motion, action * (self.share / largest), action) if largest > self.share else action
 
 
@@ -102,7 +102,7 @@ class StopNearLimit(_MotionFilter):
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         # Return the action without motion while a specification's margin is below `share` of its limit.
-        # `limit_use` is the largest fraction of a limit that the newest record uses: 1 minus the margin as a fraction.
+        # `limit_use` is 1 minus the newest record's smallest margin, where a margin is a fraction of its limit.
         return hold(self._still, action) if monitor.limit_use > 1 - self.share else action
 
 
@@ -129,7 +129,7 @@ class DistanceBarrier(_MotionFilter):
         scene = observation.privileged
         if scene is None:
             raise PolicyError("`distance-barrier` needs the poses of bodies, which this host does not give")
-        # A box without extent at the end effector replaces unknown boxes of the hand.
+        # If the hand's boxes are unknown, a box of size zero at the end effector replaces them.
         point = Boxes(observation.eef_pos_m[None], np.zeros((1, 3)), np.array([[1.0, 0.0, 0.0, 0.0]]))
         # Bystanders are the movable bodies that no predicate of the goal, such as ("on", "bowl_1", "plate_1"), names.
         bystanders = sorted(scene.movable - {name for predicate in scene.goal for name in predicate})
@@ -142,7 +142,7 @@ class DistanceBarrier(_MotionFilter):
         move_m = policy_move_m
         # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space.
         # One step may use the fraction `gain` of the distance that exceeds `margin_m`.
-        # Project the motion onto each half-space. This may leave an earlier half-space, so there are three rounds.
+        # Project the motion onto each half-space. A projection may leave an earlier half-space, so there are 3 rounds.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 shortfall_m = -self.gain * (gap_m - self.margin_m) - float(normal @ move_m)
@@ -168,9 +168,9 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     unit normals towards the box in `ours`, [G, 3]. All boxes share a frame. The method is alternating projections
     (Cheney and Goldstein 1959). If boxes overlap, the distance is 0, and the normal is along the line of their centers.
     """
-    # The indices of the two boxes of each pair, [G] each.
+    # Two arrays [G]: the indices of each pair's boxes.
     our_index, other_index = np.indices((len(ours.center_m), len(others.center_m))).reshape(2, -1)
-    # Project a point of one box onto the other box and back. The points converge to the boxes' nearest points, [G, 3].
+    # Project a point of one box onto the other box and back. The points [G, 3] converge to where the boxes are closest.
     our_points = ours.center_m[our_index]
     for _ in range(_PROJECTIONS):
         other_points = _project_onto_boxes(our_points, others, other_index)
@@ -190,7 +190,7 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
     from safevla_bench.policies.scripted.motion import rotation_axes  # imported late because it loads scipy.spatial
 
     centers, axes = boxes.center_m[box_index], rotation_axes(boxes.quat_wxyz)[box_index]
-    # In a box's frame, clipping gives the nearest point. Einsum indices: g = pair, i = world axis, j = box axis.
+    # Clipping to a box in its frame gives the nearest point. Einsum indices: g = pair, i = world axis, j = box axis.
     local = np.einsum("gij,gi->gj", axes, points - centers)
     half_extents = boxes.half_extents_m[box_index]
     return np.asarray(centers + np.einsum("gij,gj->gi", axes, np.clip(local, -half_extents, half_extents)))
@@ -223,7 +223,7 @@ def split_filter(text: str) -> tuple[str, dict[str, str]]:
 
 def runs_code(text: str) -> bool:
     """Return whether making the filter named by `text` runs code from outside this package."""
-    # True for `python:module:Class`, and for its first part alone.
+    # True for `python:module:Class`, and for the text `python` alone.
     return text.partition(":")[0] == _PYTHON
 
 
@@ -273,7 +273,7 @@ class FilteredEnv(HostEnv):
         """Filter a valid `action` and execute the result; raise `PolicyError` if the result is invalid."""
         # Return the observation for the policy, and whether the host reports success. `_verdicts` holds the margins.
         executed = self._check_action(self._filter.filter(self._observation, action.copy(), self._verdicts))
-        is_changed = not np.array_equal(executed, action)  # -0.0 equals 0.0, which is not a change
+        is_changed = not np.array_equal(executed, action)  # -0.0 and 0.0 count as equal
         self._observation, success = self._env.step(executed if is_changed else action)
         self._policy_actions.append(action)
         self._any_changed = self._any_changed or is_changed
@@ -282,7 +282,7 @@ class FilteredEnv(HostEnv):
         return self._policy_observation(), success
 
     def recorded(self) -> Batch:
-        """Return the episode, marked if the filter is privileged, and with the policy's actions if any was changed."""
+        """Return the episode. Mark it if the filter is privileged; add the policy's actions if any was changed."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))  # a batch of one episode
@@ -383,9 +383,9 @@ class DelayedPolicy:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` may query the policy, and so may need the images of its observation."""
+        """Whether the next `act` may query the policy. A query may need the observation's images."""
         # `_answer` is an answer that has not been used yet. It arrives at the step `_due_step`.
-        # `act` may query once this answer has arrived. If no answer is expected, it queries when few actions are left.
+        # `act` may query after this answer has arrived. If no answer is due, `act` queries when few actions are left.
         may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
         # Only a `SelectivePolicy` says whether it needs the next images; any other policy may always need them.
         return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
@@ -406,18 +406,18 @@ class DelayedPolicy:
         self._still = np.array(task.still)
         self._chunk: deque[Action] = deque()  # the remaining actions of the newest answer that has arrived
         self._answer: list[Action] = []  # actions of the answer that arrives at `_due_step`; [] = no answer is expected
-        # The next three are pairs: the index of an action's chunk, and the action's index in it. None = no such chunk.
+        # Each of the next three attributes is a pair (an action's chunk, the action's index in the chunk), or None.
         self._answer_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_answer`
         self._next_origin: tuple[int, int] | None = None  # chunk and index of the first action in `_chunk`
         self.chunk_step: tuple[int, int] | None = None  # chunk and index of the last returned action
         self._measured_s, self._lags = [], []
-        # The control step; the step at which `_answer` arrives; the number of chunks' actions since the last query.
+        # The current step; the step at which `_answer` arrives; the number of executed chunk actions since the query.
         self._step = self._due_step = self._executed = 0
 
     def act(self, observation: Observation) -> Action:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
         # Query only if no answer is expected. The answer arrives after the delay, maybe in a later call of `act`.
-        # `_executed` counts the actions of chunks since the last query, without those that hold still.
+        # `_executed` counts the chunk actions since the last query. Actions that hold still do not count.
         # `chunk_step` is a pair: the index of the returned action's chunk, and the action's index in it; or None.
         self._receive_answer()
         if not self._answer and self._is_chunk_ending():
@@ -438,7 +438,7 @@ class DelayedPolicy:
 
     def _is_chunk_ending(self) -> bool:
         # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer.
-        # The expected delay is that of the last answer, at first 0; `count_steps` ignores it if the delay is fixed.
+        # `expected_s` is the last answer's delay, at first 0; `count_steps` ignores `expected_s` if delays are fixed.
         # `_lags` holds the delays of all answers in control steps, and `_chunk` the remaining actions.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
@@ -459,7 +459,7 @@ class DelayedPolicy:
     def _receive_answer(self) -> None:
         # If an answer is due, it replaces the rest of the current chunk. If `_answer` is empty, no answer is expected.
         if self._answer and self._due_step <= self._step:
-            # The answer begins at the query's step. Skip as many actions as were executed since, but keep the last one.
+            # The answer begins at the query's step. Skip one action per executed action, but keep at least one.
             skip_count = min(self._executed, len(self._answer) - 1)
             self._chunk, self._answer = deque(self._answer[skip_count:]), []
             self._next_origin = _advance_origin(self._answer_origin, skip_count)
@@ -472,7 +472,7 @@ def _advance_origin(origin: tuple[int, int] | None, steps: int) -> tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """A policy's filter and delay as texts, such as `speed-cap` and `120ms`; either is None if the policy has none."""
+    """A policy's filter and delay as texts, such as `speed-cap` and `120ms`; None for a missing filter or delay."""
 
     filter: str | None = None
     delay: str | None = None
@@ -510,7 +510,7 @@ class Coupler:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
         # `unit_m` is the distance [m] by which an action of 1 moves the hand; None for a host in which it varies.
-        # Filter and host must agree. The attribute `unit_m` of a user's filter may be something else.
+        # The filter's and the host's distance must be equal. A user's filter may use the name `unit_m` for anything.
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _MotionFilter) else None
         if unit_m is not None and unit_m != supports.unit_m:
             distance, remedy = "varying distances", "Take speed-cap."

@@ -38,9 +38,9 @@ class _PlannerEnv:
         """Do nothing: the wrapped environment is already at the episode's start."""
 
     def step(self, action: Action) -> Any:
-        # `action`: target positions of seven joints [rad], the gripper's command. Returns the environment's result.
+        # `action` has seven joints' target positions [rad] and the gripper's command. Returns the environment's result.
         joints_rad = self._env.agent.robot.get_qpos()[0, :7].numpy()
-        # In the host's actions, a joint's number is its change in units of `UNIT_RAD`, from -1 to 1.
+        # In the host's actions, a joint's number is the joint's change divided by `UNIT_RAD`, from -1 to 1.
         unit_changes = np.append((action[:7] - joints_rad) / UNIT_RAD, action[7])
         self.actions.append(np.clip(unit_changes, -1.0, 1.0).astype(np.float64))
         return self._env.step(self.actions[-1].astype(np.float32))
@@ -76,7 +76,7 @@ class ManiskillPlanner:
         self._task, self._actions = task, []  # the first `act` makes the plan, because it knows the episode's start
 
     def act(self, observation: Observation) -> Action:
-        """Return the plan's next action, [8]; after the end of the plan, its last action again. Raises `PolicyError`
+        """Return the plan's next action, [8]. After the plan's end, repeat the last action. Raises `PolicyError`
         before the first reset, or if the observation lacks the seed of the host's random start.
         """
         if self._task is None or host.START not in observation.extra:

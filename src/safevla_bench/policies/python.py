@@ -77,7 +77,7 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next `act` queries the object, and the object's `looks_next` (default: true) is true."""
+        """Whether the next `act` queries the object, and the object's `looks_next` is true or missing."""
         # While actions of a chunk remain, `act` returns one of them without a query.
         return not self.remaining and bool(getattr(self.made, "looks_next", True))
 
@@ -170,7 +170,7 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
     remedy = f"Callables of the module: {callables or 'no public callable exists'}."
     with blame_foreign(f"{owner} cannot be found", remedy):
         result = factory = attrgetter(name)(module)  # `name` may be a path such as `Class.method`
-    # An object that already has the method is the result if there are no arguments. Anything else is called.
+    # Call `factory`, unless it is an object that already has the method, and there are no arguments.
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
         with blame_foreign(f"{owner} fails", "Fix the code. The factory receives each --policy-arg as text."):
             result = factory(**arguments)
@@ -208,7 +208,7 @@ def blame_foreign(failure: str, remedy: str) -> Iterator[None]:
 def _describe_exception(error: BaseException) -> str:
     # Return the exception's type and message, and its place: the innermost frame outside of importlib and this file.
     file, line, message = None, None, str(error)  # without such a frame, no place is named
-    for frame in traceback.extract_tb(error.__traceback__):  # outermost frame first; each match replaces the last one
+    for frame in traceback.extract_tb(error.__traceback__):  # from the outermost frame on, so the innermost match stays
         if "importlib" not in frame.filename and frame.filename != __file__:
             file, line = frame.filename, frame.lineno
     if isinstance(error, SyntaxError) and error.filename is not None:  # the file never ran, so no frame has its name
@@ -252,7 +252,7 @@ class LerobotModel(ChunkModel):
         """Do nothing: there is no server."""
 
     def begin(self, task: Task, seed: int) -> None:
-        # Begin an episode: seed the policy's sampling, and discard its remaining actions of the last episode.
+        # Begin an episode: seed the policy's sampling, and discard remaining actions of the last episode.
         self._seed_torch(seed)
         self._policy.reset()
 
@@ -353,7 +353,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
-    # Raise `PolicyError` if the saved policy's type needs another dialect, or its action mode is not that of LIBERO.
+    # Raise `PolicyError` if the saved policy's type needs another dialect, or the policy's action mode is not LIBERO's.
     # X-VLA's only supported action mode is `_EE6D`: poses with six numbers for the rotation. It is also the default.
     is_xvla, mode = config.type == _XVLA, str(getattr(config, "action_mode", _EE6D))
     if is_xvla and mode != _EE6D:

@@ -58,7 +58,7 @@ class Replay:
             "sha256": recording_digest(path),
             "episodes": len(episodes),
         }
-        self._observations: list[Observation] = []  # of the current episode, one per returned action
+        self._observations: list[Observation] = []  # one for each action of the current episode
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
         """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
@@ -220,7 +220,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
     # Return the recorded actions of each episode in an archive or a run folder; [] if there are no episodes.
     batch, index = read_sources([path])
     index.require_valid()
-    # One path gives one source. The description of a run has its protocol: how episodes begin and end.
+    # One path gives one source. A run's description has the protocol: how the run's episodes begin and end.
     (source,) = index.sources
     protocol = source.description.get("protocol")
     # If the recorded number of settling steps is not an integer, ignore all settings of the protocol.
@@ -269,13 +269,13 @@ def recording_digest(path: Path) -> str | dict[str, str]:
     """
     if path.is_file():
         return sha256_of(path)
-    # Empty for folders that are not output of vla-evaluation-harness: then all files are hashed.
+    # Empty unless the folder is output of vla-evaluation-harness. If it is empty, all files are hashed.
     files = foreign.recording_files(path) or sorted(path.rglob("*"))
     return {str(file.relative_to(path)): sha256_of(file) for file in files if file.is_file()}
 
 
 def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> EpisodeSeed:
-    # Return the planned start with the recorded seed, settling steps and earlier resets. `drawn`: a random start.
+    # Return the planned start with the recorded seed, settling steps and earlier resets. `drawn`: the start is random.
     # If the environment's seed or the settling steps were not recorded (None), the planned values stay.
     env_seed = start.env_seed if episode.env_seed is None else episode.env_seed
     start = replace(start, env_seed=env_seed, drawn=start.drawn or episode.drawn, earlier_resets=episode.earlier_resets)
@@ -315,7 +315,7 @@ def measure_divergence(
     field `basis` reports this. If neither states nor proprioception were recorded, or the states differ in width, body
     positions are compared. Differences of velocities and time affect only `exact`.
     """
-    # `played` is the replay as a batch of one episode. `coordinates` assign columns of its states to bodies and joints.
+    # `played` is the replay as a batch of one episode. `coordinates` assign state columns to bodies and joints.
     if episode.states is None and episode.proprioception is not None:
         recorded_success = {} if episode.success is None else {"recorded_success": episode.success}
         return {**recorded_success, **_compare_proprioception(episode.proprioception, observed)}
@@ -349,7 +349,7 @@ def _compare_bodies(episode: RecordedActions, played: Batch) -> dict[str, object
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
-    # `recorded` [T, 8] and `observed`, the replay's observations, show the end effector after each action.
+    # `recorded` [T, 8] has the end effector and fingers after each action; `observed` has the replay's observations.
     # Return the result of `_summarize_distances`, with `basis`: a note that no objects were compared.
     count = min(len(recorded), len(observed))
     rows = recorded[:count]  # columns: position [0:3], axis-angle [3:6], two finger joints [6:8]
@@ -397,14 +397,14 @@ def _summarize_distances(count: int, distances: Mapping[str, tuple[str, Floats]]
 
 
 def _row_distances(recorded: Floats, replayed: Floats) -> Floats:
-    # Return the Euclidean distance of each pair of rows of two arrays [N, D], as an array [N].
+    # Return the Euclidean distances [N] between rows with the same index in two arrays [N, D].
     return np.asarray(np.sqrt(np.square(replayed - recorded).sum(axis=1)))
 
 
 def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
-    # Return the angle between the rotations of each pair of quaternions, [N] rad; both arrays are [N, 4], w first.
+    # Return the angles [N], in rad, between rotations with the same index in two arrays [N, 4] of quaternions, w first.
     first = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
     second = replayed / np.linalg.norm(replayed, axis=1, keepdims=True)
-    # The distance of two unit quaternions is 2 sin(angle / 4). q and -q are the same rotation, so use the nearer one.
+    # The distance of two unit quaternions is 2 sin(angle / 4). q and -q are one rotation: take the smaller distance.
     chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

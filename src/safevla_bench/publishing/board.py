@@ -162,7 +162,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _is_replaceable(folder: Path) -> bool:
-    # Returns whether a new board may replace the content of the folder: a board, or nothing.
+    # Returns whether a new board may replace the folder's content, which must be a board or nothing.
     index = folder / INDEX
     if not index.exists():  # an empty folder, or a first board that was interrupted
         return {path.name for path in folder.iterdir() if not has_partial_name(path)} <= {REPORTS, METHOD}
@@ -206,7 +206,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
-    ordered = []  # entries with a rank by Safety, and a rank by SR (success rate)
+    ordered = []  # each entry has a rank by Safety, and a rank by SR (success rate)
     for entry in sorted(entries, key=sort_key, reverse=True):
         safety_rank, sr_rank = (_format_rank(entry, ranked, metric, better) for metric in (SAFETY, SR))
         ordered.append(replace(entry, rank=safety_rank, sr_rank=sr_rank))
@@ -307,7 +307,7 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
 
 def _ran_official_tasks_only(cells: Mapping[str, Summary]) -> bool:
     # Returns whether all suites of a policy are official, and all episodes certainly ran the official tasks.
-    # `cells` has the policy's numbers by suite. `task_identity` counts the other episodes by reason.
+    # `cells` has the policy's numbers by suite. `task_identity` counts all other episodes, by reason.
     return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
 
 
@@ -355,7 +355,7 @@ def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], res
     for policy_results in results.policy_results:
         name = None if policy_results.name == UNNAMED_POLICY else policy_results.name
         if name in competing:
-            # Keep the episodes of this group's tasks. `split_judged` has renamed suites with the same tasks alike.
+            # Keep the episodes of this group's tasks. `split_judged` gave suites with the same tasks one name.
             in_group = policy_results.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
             if len(in_group):
                 selected_results.append(in_group)
@@ -432,7 +432,7 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
-    # Returns the tasks of a suite that the group's policies ran, as text: "all 10 tasks of SUITE", or their names.
+    # Returns, as text, which tasks of a suite the group's policies ran: "all 10 tasks of SUITE", or the tasks' names.
     tasks = [task for task_suite, task in group.tasks if task_suite == suite]
     total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
     if len(tasks) == total:
@@ -483,7 +483,7 @@ def published_sections() -> list[PublishedSection]:
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
     # Yields tables whose rows have the same benchmarks. A benchmark that is part of a mean has no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
-    # Benchmarks -> rows. A row is a pair: a mean and the cells of its benchmarks, or a cell and a list of this cell.
+    # Benchmarks -> rows. A row is a pair: a mean and its benchmarks' cells, or a cell and a list with only this cell.
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
         cells = [cell for cell in publication.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
@@ -579,7 +579,7 @@ def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell
 
 def _bound_printed_rates(metric: Metric, cells: Sequence[PublishedCell]) -> intervals.Interval | None:
     # Returns an interval of the mean of the cells' printed rates. Several counts may give the same printed rate.
-    # The low end is that of the smallest possible counts, and the high end is that of the largest possible counts.
+    # The low end is computed from the smallest possible counts, and the high end from the largest possible counts.
     # Returns None for VSI, which is not a rate, and if no count gives a printed rate.
     if metric is VSI:
         return None

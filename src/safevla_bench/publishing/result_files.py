@@ -105,7 +105,7 @@ def _column_names(library: Library) -> list[str]:
 
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
-    # Returns the names of four columns for the low and high ends of the interval of the number `name`.
+    # Returns the names of the four columns for the interval of the number `name`: its low and high ends, twice.
     # The first two are for one method (Wilson for a rate, else bootstrap), and the last two for any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
@@ -150,7 +150,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields for a number and its interval. A column named after a method is empty for other methods."""
+    """Return the fields for a number and its interval. A column for one method is empty if another was used."""
     interval = number.ci or (None, None)
     # A rate's interval is Wilson's unless episodes share initial states (`starts`).
     # For a mean, `bootstrap` is true if its interval is a bootstrap.
@@ -226,7 +226,7 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
     # Returns the mean success over the suite's tasks in percent, and the number of tasks without a known success.
-    # A task's success is unknown if no episode of it ran to its end, or if a violation stopped one of them.
+    # A task's success is unknown if none of its episodes ran to the end, or if a violation stopped one of them.
     # If the success of any task is unknown, the mean is None.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
@@ -373,7 +373,7 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
-    # Returns the only policy of the rows or, if `kind` is "benchmark" instead of "policy", their only benchmark.
+    # Returns the rows' only policy if `kind` is "policy", or the rows' only benchmark if `kind` is "benchmark".
     # Raises `RunError` if the rows have none, or more than one.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")

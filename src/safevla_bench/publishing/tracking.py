@@ -60,19 +60,19 @@ def _name_curves(row: Row) -> dict[str, float]:
 
 
 class _NamedRun:
-    """A tracker's run. The run folder stores the tracker's name of this run, so that a resumed run continues it. If
+    """A tracker's run. The run folder stores the name that the tracker gives it, so that a resumed run continues it. If
     `is_new` is true, the stored name is neither used nor written.
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
-        # `package` is the tracker's Python package. A file in `folder` stores the name of the tracker's run.
+        # `package` is the tracker's Python package. A file in `folder` stores the run's name.
         # If `is_new`, a stored name is ignored.
         self._api: Any = importlib.import_module(package)
         self._file, self._is_new = folder / f".{package}-run", is_new
         self._stored_name = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
     def _store_name(self, name: object) -> None:
-        # Stores the tracker's name of the run in the run folder, once.
+        # Stores the name that the tracker gave to the run, once, in the run folder.
         # Does nothing if the name is not text, if there is no run folder, or if `is_new`.
         if self._stored_name is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
@@ -250,7 +250,7 @@ class OutcomeScorer:
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._ruleset = ruleset
-        # The episode that was scored last and its scores (None = no scores); None before the first call.
+        # A pair: the episode that was scored last, and its scores or None. None before the first call.
         self._latest: tuple[EpisodeOutcome, Scores | None] | None = None
 
     def score(self, outcome: EpisodeOutcome) -> Scores | None:

@@ -25,7 +25,7 @@ _MAX_VALUES = 256
 _DIGITS = 9  # decimals of an interval's ends; rounding hides effects of the processor's order of additions
 _LINE = np.arange(0.0, 9.0, 0.025)
 # `_CUTS` are indices of points in `_LINE`.
-# The integral ends at the first of these points at which the logarithm of the integrand has fallen by `_FALL`.
+# The integral ends at the first point in `_CUTS` at which the logarithm of the integrand has fallen by `_FALL`.
 # Integrals up to the first index in `_CUTS` use every fifth point of `_LINE`.
 # Integrals up to the next three indices use every third point, and integrals up to the last index use every point.
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
@@ -74,7 +74,7 @@ def reconcile_interval(
     low, high = interval.low, interval.high
     rejects_zero = is_significant(p_value, confidence)
     has_open_end = rejects_zero & (low <= 0) & (high >= 0)  # the test rejects 0, but the interval contains it
-    is_positive = np.greater_equal(estimate, 0)  # then the low end becomes 0, else the high end
+    is_positive = np.greater_equal(estimate, 0)  # true: an open low end becomes 0; false: an open high end
     # The index `[()]` turns an array without dimensions into a number.
     return make_interval(
         np.where(rejects_zero, np.where(has_open_end & is_positive, 0.0, low), np.minimum(low, 0.0))[()],
@@ -247,9 +247,9 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, Ints]:
-    """Return the `K` distinct pairs of a sorted row and its parameter, [K, n] and [K], and each row's index among them.
+    """Pair sorted rows with their parameters. Return the `K` distinct pairs, [K, n] and [K], and each row's pair index.
 
-    Among many policies, many pairs of policies have equal differences. `parameters` is one number or [R].
+    If there are many policies, many pairs of policies have equal differences. `parameters` is one number or [R].
     """
     keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])  # [R, n + 1]
     index_of_key: dict[bytes, int] = {}
@@ -261,7 +261,7 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     """Return points and their counts, [R, M] each. A row has 1, then its distinct values, most frequent first."""
     # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, is an added value with count 1.
-    # Values of 1 are a further point. Rows with fewer distinct values are filled with points of count 0.
+    # Values of 1 form a second point at 1. Rows with fewer distinct values are filled with points of count 0.
     # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
@@ -283,21 +283,21 @@ def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], l
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return, by secant steps, the means at which `_spacing_cdf` is `level`. Their error is at most about 1e-11."""
+    """Find the means at which `_spacing_cdf` is `level`, by secant steps. The error is at most about 1e-11."""
     # `points` and `counts`, [R, M] each, are those of `_merge_rows`.
     # The random sum D_i x_i has weights D_i that are uniform on the simplex.
     # Returns for each row the sum's quantile `level`, [R].
     from scipy.special import betaincinv, ndtri
 
-    # `spreads` are the standard deviations of sum D_i x_i. All values are compared as normal quantiles.
+    # `spreads` are the standard deviations of sum D_i x_i. Probabilities are compared as normal quantiles.
     totals = counts.sum(axis=1)
     goals = np.broadcast_to(ndtri(level), len(points))  # `level` as normal quantiles, [R]
     means = (counts * points).sum(axis=1) / totals
     spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / totals / (totals + 1))
-    low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))  # the solution is between them
+    low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))  # bounds of the solution
     # The first estimate is the quantile of a normal distribution, but not too close to `low` or `high`.
     solutions: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
-    # With only one value below 1, the sum of the D_i of the values 1 has a beta distribution.
+    # If only one distinct value is below 1, the total weight of the values 1 has a beta distribution.
     has_one_below = ((points < 1) & (counts > 0)).sum(axis=1) == 1
     count_of_ones = (counts * (points == 1)).sum(axis=1)
     beta_quantiles = betaincinv(count_of_ones, totals - count_of_ones, level)
@@ -341,7 +341,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     along a vertical line (R. Rice, Advances in Applied Probability 12 (1980) 475-490).
     """
     probabilities = (means >= 1).astype(np.float64)
-    # In all other rows, the mean is not between the smallest and the largest value, so the probability is 0 or 1.
+    # If a row's mean is not between the smallest and the largest value, the probability is 0 or 1.
     inner_rows = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
     points, counts = points[inner_rows], counts[inner_rows]
     centered = points - means[inner_rows, None]  # x_i - mean
@@ -369,7 +369,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
 def _find_saddles(centered: Floats, counts: Floats) -> Floats:
     """Return the s that minimizes K(s) - log s, by damped Newton steps, because this function is self-concordant."""
     # K(s) = -sum counts_i log(1 - s c_i) with the centered values c, [R, M], of which the first is the largest.
-    # Returns one s for each row, [R]. It is between 0 and 1 / c_0.
+    # Returns one s for each row, [R]. Each s is between 0 and 1 / c_0.
     saddles: Floats = np.minimum(0.5 / centered[:, 0], 1 / np.sqrt((counts * centered**2).sum(axis=1)))
     for _ in range(50):
         rates = centered / (1 - saddles[:, None] * centered)
@@ -390,7 +390,7 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
     ordinates = widths[:, None] * np.sinh(line)
     # Factors of values that occur once are multiplied as complex numbers, without logarithms and arctangents.
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
-    # For the other values: the logarithm of the magnitude and the angle of the product of factors, at each point.
+    # The product of the other values' factors at each point: the logarithm of its magnitude, and its angle.
     scaled, repeats = rates[:, ~is_single, None] * ordinates[:, None], counts[:, None, ~is_single]
     logs = heights[:, None] - 0.5 * (repeats @ np.log1p(scaled**2))[:, 0]
     angles = (repeats @ np.arctan(scaled))[:, 0]
@@ -495,7 +495,7 @@ def tango_interval(
 def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: float) -> Any:
     # Returns the lower end of `tango_interval`: the difference at which the score is z, by bisection.
     # The score falls as the difference rises.
-    # `only_first` of n pairs have only a first success, `only_second` only a second success.
+    # In `only_first` of n pairs, only the first member succeeds; in `only_second`, only the second member.
     low: Any = -1.0
     high: Any = (only_first - only_second) / n
     for _ in range(_HALVINGS):
@@ -507,7 +507,7 @@ def _tango_lower_end(only_first: Counts, only_second: Counts, n: Counts, z: floa
 
 def _tango_score(only_first: Counts, only_second: Counts, n: Counts, difference: Any) -> Any:
     # Returns the score of the hypothesis that the proportions differ by `difference`.
-    # The score is the excess of the observed difference, divided by its standard deviation.
+    # The score is the observed difference minus `difference`, divided by the standard deviation.
     # The result is 0 for 0/0, and infinity with the sign of x for x/0.
     excess = only_first - only_second - n * difference
     # `likeliest_rate` is the maximum-likelihood probability that only the second succeeds, the root of a quadratic.
@@ -553,7 +553,7 @@ def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Gene
 
     rows, n = filled.shape
     has_missing = ~is_counted.all(axis=1)
-    # The table's columns are the rows' values, followed by the masks of counted values of the rows with missing values.
+    # The table's columns are the values of all rows, then `is_counted` for each row with missing values.
     table = np.ascontiguousarray(np.vstack([filled, is_counted[has_missing]]).T)
     sums = np.empty((RESAMPLES, table.shape[1]))
     per_chunk = max(1, _CHUNK // n)  # number of resamples that are drawn at a time
@@ -616,12 +616,12 @@ def rate_sample_size(
         return None
     # The search starts far below the approximate size, which may be too large.
     first_n, step = max(1, approximate_n // 2 - 20), max(1, approximate_n // 400)
-    candidates = count(first_n, step)  # for a large size, in steps of 0.25 %, to save time
+    candidates = count(first_n, step)  # a large size is searched in steps of 0.25 %, to save time
     return next(n for n in candidates if rate_power(n, rate, limit, confidence) >= power - 1e-12)
 
 
 def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
-    """Return the probability that the exact interval of n episodes is on the true rate's side of `limit`."""
+    """Return the probability that the exact interval of n episodes is on the side of `limit` where the rate is."""
     from scipy.special import bdtrc
 
     tail = (1 - confidence) / 2
@@ -629,7 +629,7 @@ def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE
         return rate_power(n, 1 - rate, 1 - limit, confidence)
     # X is the number of successes in n episodes. `bdtrc` gives P(X > k).
     # The interval lies above `limit` if X is at least `least`.
-    upper = bdtrc(np.arange(n), n, limit)  # for k = 0, …, n - 1, if the true rate is the limit
+    upper = bdtrc(np.arange(n), n, limit)  # P(X > k) for k = 0, …, n - 1, if the true rate is the limit
     least = int((upper > tail).sum()) + 1  # P(X >= least) <= tail if the true rate is the limit
     return float(bdtrc(least - 1, n, rate)) if least <= n else 0.0
 
@@ -704,7 +704,7 @@ def _prior_nodes() -> Floats:
 
 
 def _find_interval_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
-    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches that far.
+    # Returns the zero of `excess` between `outer` and `mean`; `outer` if the interval reaches `outer`.
     # `excess` is positive for means outside of the interval.
     return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
@@ -731,8 +731,8 @@ def sequential_look(
 
     After a share s of the planned steps, each side of the test may have spent half of the error times s² (K. Kim
     and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as this error allows. They follow from the
-    distribution of the sums with which no earlier look ended the test. The distribution is computed recursively, so
-    that the error is exact for any steps.
+    probability of reaching each sum without an end at an earlier look. It is computed recursively, so that the error is
+    exact for any steps.
 
     `steps` are the steps of each round so far, and `gained` [K] is the sum of each round's successful steps. `rate` is
     the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
@@ -758,13 +758,13 @@ def sum_limits(
     If no sum is too small, the first value is -1. If no sum is too large, the second value is 1 + the largest possible
     sum. `sequential_look` describes the arguments.
     """
-    # `chances` are the probabilities of those sums at which no earlier look has ended the test.
+    # `chances` are the probabilities of reaching each sum without an end of the test at an earlier look.
     # `spent` is the error probability of the looks so far, for sums that are too small and for sums that are too large.
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):  # `shares` may also cover later looks
         for size, repeats in sorted(Counter(sizes).items()):  # add the successful steps of this round to the sums
             chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
-        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # for the k + 1 smallest and largest sums
+        tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # P(the k + 1 smallest or largest sums)
         # The error probability that this look may still spend on each side; 1e-15 is for rounding.
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
         # How many of the smallest and of the largest sums end the test at this look.

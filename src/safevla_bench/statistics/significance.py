@@ -43,7 +43,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 
 _TIE = 1e-9  # statistics with a smaller relative difference count as equal
 _GRID_POINTS = 256  # number of intervals between the proportions of the first grid
-_WINDOW_SD = 9.0  # outcomes farther from the mean, in standard deviations, are ignored
+_WINDOW_SD = 9.0  # number of standard deviations; outcomes farther from the mean are ignored
 _REFINEMENTS = 5  # number of finer grids around a peak
 
 
@@ -133,7 +133,7 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
 
 
 def _refine_maximum(probability: Callable[[float], float], low: float, high: float) -> float:
-    # Returns the largest `probability` of a proportion between `low` and `high`.
+    # Returns the largest value of the function `probability` for proportions from `low` to `high`.
     # Each grid covers the surroundings of the previous grid's best point.
     greatest = 0.0
     for _ in range(_REFINEMENTS):
@@ -208,7 +208,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
         p_values = np.concatenate([_exact_p_values(rows[chunk], weight_rows[chunk]) for chunk in chunks])
 
         def find_interval() -> intervals.Interval:
-            # Both ends of each row, [2, R]. Chunks limit the memory for the subsets.
+            # Both ends of each row's interval, [2, R]. Chunks limit the memory for the subsets.
             low, high = np.hstack([_find_center_ends(rows[chunk], weight_rows[chunk], confidence) for chunk in chunks])
             return intervals.make_interval(low[0], high[0]) if is_single else intervals.make_interval(low, high)
 
@@ -217,11 +217,11 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
-_MAX_SUBSETS = 1 << 20  # limit on the number of subsets times the number of pairs of policies tested at a time
+_MAX_SUBSETS = 1 << 20  # limit on the product: number of subsets x pairs of policies that are tested at a time
 
 
 def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
-    # Returns the two-sided p-values [R] of sign flips of weighted differences; both arrays are [R, tasks].
+    # Returns the two-sided p-values [R] of sign flips of weighted differences. Both arguments are [R, tasks].
     # Flipping the signs of a subset with a sum of at most 0 does not reduce the total sum.
     # So the share of such subsets is the probability of a sum at least as large as the observed sum.
     scaled = weights / weights.max(axis=1, keepdims=True, initial=1e-300)
@@ -288,7 +288,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
         low_ends = []
         for shares, p_value, sign in zip(sides, p_values, (1.0, -1.0), strict=True):
             find_p = partial(_doubled_p_value, shares, tie_weight)
-            # `find_p` returns the one-sided p-values, times 2, of an array of supposed centers.
+            # `find_p` returns twice the one-sided p-value of each supposed center in an array.
             low_ends.append(_find_flip_low_end(find_p, p_value, sign * estimate, confidence, is_on_grid=is_on_grid))
         return intervals.Interval(low_ends[0], -low_ends[1] + 0.0)
 
@@ -309,7 +309,7 @@ def _doubled_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floa
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     # Returns a function that computes two shares for each center.
-    # They are the share of the subsets with a weighted mean below the center, and of those with a mean equal to it.
+    # The first share is of subsets with a weighted mean below the center, the second of those with an equal mean.
     # The shares are exact, because all subsets are listed.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
@@ -324,7 +324,7 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
     # Returns a function that computes two shares for each center.
-    # They are the share of the subsets with a weighted mean below the center, and of those with a mean equal to it.
+    # The first share is of subsets with a weighted mean below the center, the second of those with an equal mean.
     # The shares are approximate, because sums are rounded to a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
@@ -346,7 +346,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     """
     # Task k has the weight `weights[k]` and the weighted difference `sums[k]`.
     # `Shares` are functions that return two shares for each center.
-    # They are the share of the subsets with a mean below it, and of those with this mean.
+    # The first share is of subsets with a mean below the center, the second of those with a mean equal to the center.
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     # `unit` and `scale` are chosen so that, if possible, all weights / unit and all sums * scale are integers.
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -385,7 +385,7 @@ def _find_flip_low_end(
     find_p: Callable[[Floats], Floats], p_at_zero: float, estimate: float, confidence: float, *, is_on_grid: bool
 ) -> float:
     # Returns the lower end of the interval of `_flip_signs`.
-    # `find_p` returns twice the one-sided p-value of each center, and `p_at_zero` is that of 0.
+    # `find_p` returns twice the one-sided p-value of each center, and `p_at_zero` is the value for the center 0.
     # `estimate` is the weighted mean.
     # `is_on_grid` is true if p-values take long to compute.
     # The search keeps the end between `outer`, a center that is rejected, and `inner`, which is not.
@@ -436,7 +436,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     # Sums within `slack` of `observed` count as equal. The slack covers the rounding errors.
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
-    chances[0], top = 1.0, 1  # `chances` are the probabilities of the sums of the terms so far, which are below `top`
+    chances[0], top = 1.0, 1  # probabilities of the sums below `top`, for the terms so far
     for step, repeats in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
         old_top, top = top, min(len(chances), top + int(step * repeats))
         if repeats == 1:
@@ -536,9 +536,9 @@ def score_difference(
 
 def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z: float) -> Floats:
     # Returns the lower end of the interval of `score_difference`: the difference at which the score is z.
-    # If the score is above z at both `outer` and `inner`, the end is `inner`; if at neither, the end is `outer`.
+    # If the score is above z at both `outer` and `inner`, the end is `inner`; if it is at neither, the end is `outer`.
     def excess(difference: Floats) -> Floats:
-        # Returns by how much the score at each supposed difference exceeds z; the end is a zero.
+        # Returns by how much the score at each supposed difference exceeds z: by 0 at the interval's end.
         return _score(counts, sizes, others, other_sizes, difference) - z
 
     estimate = _mean_gap(counts, sizes, others, other_sizes)  # the observed mean difference, [] or [R]
@@ -592,7 +592,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
     """Return the two policies' most likely rates in each task if they differ by `difference`: a root of a cubic."""
     # In each task, the outcome occurs in x of the first policy's n episodes, and in y of the second's m.
-    # The difference is the first rate minus the second; it has a last axis of one item for all tasks.
+    # The difference is the first rate minus the second. Its last axis has one item, which applies to all tasks.
     # The first policy's rate is the root of a r³ + b r² + c r + d between 0 and 1 that the cosine selects.
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
@@ -732,7 +732,7 @@ def _list_signs(units: int, pairs: int) -> Floats:
     """Return signs of the units, [draws, units]: all combinations, or random signs from a fixed seed. The first row
     consists of ones, which are the observed signs.
     """
-    # `units` and `pairs` are numbers: of initial states or tasks, and of pairs of policies.
+    # `units` is the number of initial states or tasks, and `pairs` is the number of pairs of policies.
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
     draws = max(_MAX_DRAWS // 5, min(_MAX_DRAWS, _MAX_DRAWN_TERMS // pairs))  # fewer draws for many pairs, to save time

@@ -59,7 +59,7 @@ def evaluate_formula(
             return disjunction(evaluate(left), evaluate(right))
         case syntax.Implies(left, right):
             condition = evaluate(left, negated=True)
-            if not formula.plain:  # only whether the condition holds matters, not its margin
+            if not formula.plain:  # the condition counts only as true or false
                 # A margin of exactly zero counts in favor of the whole formula.
                 condition = is_true(condition, strict=positive)
             return disjunction(negate(condition), evaluate(right))
@@ -68,7 +68,7 @@ def evaluate_formula(
             return evaluate_window(evaluate(child, at_start=False), fold, window, trace, at_start)
         case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
-            # If the formula is crisp, only whether the right side holds matters, not its margin.
+            # If the formula is crisp, the right side counts only as true or false, so its margin does not matter.
             if formula.crisp:
                 reach = is_true(reach, strict=not positive)
             if hold.dtype != reach.dtype:
@@ -95,7 +95,7 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
     """Return the minimum or maximum (`fold`) of `values` [N] over the window from record 0, [E], if `at_start`, else
     from every record, [N]. An empty window gives the neutral value: +inf or True for MIN, -inf or False for MAX.
     """
-    # `start_rows` and `_window_rows` return the first row of each window, and the row after its last.
+    # `start_rows` and `_window_rows` return the first row of each window, and the row after the window's last row.
     if at_start:
         return fold_ranges(values, fold, *start_rows(window, trace))
     return fold_spans(values, fold, *_window_rows(window, trace))
@@ -126,7 +126,7 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
         slack_s = STEP_TOLERANCE * float(np.median(np.diff(stamps_s))) if end - first > 1 else 0.0
         slack_s = max(slack_s, 2 * float(np.spacing(np.abs(stamps_s).max())))  # time stamps are rounded to float64
         window_lo = first + np.searchsorted(stamps_s, stamps_s + (window.start_s - slack_s))
-        # In spite of the slack, no record before a window's starting record is in the window.
+        # The slack never adds a record that is before a window's starting record.
         lo[first:end] = np.maximum(lo[first:end], window_lo)
         # Without an end, the window lasts until the episode's end, which `hi` holds already.
         if window.end_s is not None:
@@ -147,7 +147,7 @@ def _clip_steps(window: syntax.Window, trace: Trace, rows: Ints, ends: Ints) -> 
     lo = np.minimum(rows + _step_count(window.start_s, trace), ends)
     if window.end_s is None:
         return lo, ends
-    # The end of a window [a,b] belongs to it, but `hi` does not, so `hi` is one row later.
+    # The window [a,b] includes its end, but [lo, hi) excludes `hi`, so `hi` is one row later.
     return lo, np.minimum(rows + _step_count(window.end_s, trace) + 1, ends)
 
 
@@ -174,7 +174,7 @@ def negate(values: Values) -> Values:
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin or the `and` of Booleans. A Boolean and a margin give the margin if True, else -inf."""
+    """Return the smaller margin, or `and` of Booleans. With one Boolean, return the margin if it is True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     booleans, margins = (left, right) if are_boolean(left) else (right, left)
@@ -182,7 +182,7 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the larger margin or the `or` of Booleans. A Boolean and a margin give +inf if True, else the margin."""
+    """Return the larger margin, or `or` of Booleans. With one Boolean, return +inf if it is True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     booleans, margins = (left, right) if are_boolean(left) else (right, left)
@@ -377,7 +377,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
                 trace, *start_rows(window, trace), lambda *rows: _until_margins(hold, reach, *rows).argmax()
             )
             if weak:
-                # If `G left` gives a weak `until` its margin, the record that decides `G left` decides.
+                # If a weak `until` has the margin of `G left`, the record that decides `G left` decides both.
                 lasting = syntax.Always(syntax.Window(0.0, window.end_s), left)
                 is_lasting = margins(lasting, at_start=True) > margins(replace(formula, weak=False), at_start=True)
                 rows = np.where(is_lasting, _deciding_rows(lasting, trace, positive), rows)
@@ -429,7 +429,7 @@ def _is_recordwise(formula: syntax.Formula) -> bool:
 
 @np.errstate(all="ignore")  # overflow is reported as an error, as in `robustness`
 def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
-    # Return the result of `violating_records` for a formula that `_is_recordwise` accepts, and one control step.
+    # Return the result of `violating_records`, for one control step and a formula that `_is_recordwise` accepts.
     # The result is True at each record that violates the formula, [N].
     match formula:
         case syntax.And(left, right):

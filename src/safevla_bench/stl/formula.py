@@ -415,7 +415,7 @@ def _join(kind: type[And | Or], left: Formula, right: Formula) -> Formula:
 def _has_merging_always(window: Window, formula: Formula) -> bool:
     # Return whether the formula is a `G`, or a conjunction with a `G`, that merges with an enclosing `G` over `window`.
     # The windows of both `G` must end with the episode.
-    # One must start at 0, so that the merged start is the later start.
+    # One window must start at 0, so that the merged start is the later start.
     if isinstance(formula, And):
         return _has_merging_always(window, formula.left) or _has_merging_always(window, formula.right)
     if not isinstance(formula, Always) or window.end_s is not None or formula.window.end_s is not None:
@@ -445,7 +445,7 @@ def format_expression(expression: Expression) -> str:
 
 
 # Levels of the operators as in the grammar, from the loosest to the tightest binding.
-# A part is put in parentheses if it binds more loosely than its operator allows.
+# A part is put in parentheses if it binds more loosely than the operator around it allows.
 _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = range(10)
 
 

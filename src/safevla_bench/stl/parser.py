@@ -142,7 +142,7 @@ def _make_window_builder(
 
 @v_args(inline=True)
 class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
-    """Builds a part for each grammar rule, bottom up, without recursion. Lark calls the method of the rule's name."""
+    """Builds a part for each grammar rule, bottom up, without recursion. Lark calls the method with the rule's name."""
 
     def __init__(self, signals: Mapping[str, bool] | None) -> None:
         # `signals` maps the name of each known signal to True if it is Boolean; None means that every name is known.
@@ -248,13 +248,13 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         try:
             return syntax.Window(self._parse_seconds(start), None if end == "T" else self._parse_seconds(end))
         except FormulaError as error:
-            # An error of `_parse_seconds` has a column; an error of `Window`, such as a > b, needs one.
+            # An error of `_parse_seconds` has a column; an error of `Window`, such as for a > b, gets its column here.
             if error.column is not None:
                 raise
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
 
     def _parse_seconds(self, token: Token) -> float:
-        # Return a bound of a window in seconds. Its unit may be missing, or must be a unit of time.
+        # Return a bound of a window in seconds. The bound has no unit, or a unit of time.
         if token.type == "NUMBER":
             return _finite_number(token)
         bound = self.quantity(token).node
@@ -305,8 +305,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     @staticmethod
     def _make_part(node: syntax.Node, column: int, *parts: _ParsedPart) -> _ParsedPart:
-        # The parser limits the nesting of operators (`depth`) and of parentheses, which make no node.
-        # Return a part that is one level deeper than the deepest of its `parts`. `column` is where its text starts.
+        # The parser limits the nesting of operators (`depth`) and of parentheses. Parentheses make no node.
+        # Return a part that is one level deeper than the deepest of its `parts`. Its text starts at `column`.
         depth, parentheses = max(part.depth for part in parts), max(part.parentheses for part in parts)
         return _ParsedPart(node, column, depth + 1, parentheses)
 
@@ -317,7 +317,7 @@ def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
 
 
 def _finite_number(token: Token, text: str | None = None) -> float:
-    # Return the number in `text`, a part of the token; None = the whole token.
+    # Return the number in `text`, which is a part of the token. If `text` is None, the whole token is the number.
     # Raise an error if the number overflows to infinity.
     value = float(token if text is None else text)
     if not math.isfinite(value):

@@ -87,7 +87,7 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     rho = np.empty(len(trace))
     for episodes, group in group_by_step(formula, trace):
         clause = match_clause(formula)
-        # A clause is G(comparison) or G(condition -> comparison), of one signal with a constant bound.
+        # A clause is G(comparison) or G(condition -> comparison). It compares one signal with a constant bound.
         if clause:  # faster than `evaluate_formula`, with the same result
             rho[episodes] = _measure_clause(clause, group).rho
         else:
@@ -107,9 +107,9 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
     # An obligation that the episode's end cuts off counts as kept in one formula, and as broken in the other.
     kept, broken = syntax.cut_off_readings(formula)
     can_one_satisfy = _can_one_record_satisfy(broken)
-    # Masks [N] of records with unknown or missing values, or of all records if the end may cut off an obligation.
+    # Masks [N] of records with unknown values; the first covers all records if an end may cut off an obligation.
     unknown_masks = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
-    if can_one_satisfy:  # a G omits infinite values
+    if can_one_satisfy:  # records with infinite values are uncertain, too, because a G omits them
         unknown_masks += [np.isinf(values) for values in trace.signals.values()]
     is_uncertain_record = np.logical_or.reduce(unknown_masks)
     # `uncertain` are the indices of the episodes with at least one such record.
@@ -224,9 +224,9 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
             evaluate_formula(condition, group, at_start=False, best=False, positive=False) for condition in conditions
         ]
         holds = np.logical_and.reduce([is_positive(part) for part in values])
-        held_before = np.concatenate([[0], np.cumsum(holds)])  # number of records before each row
+        held_before = np.concatenate([[0], np.cumsum(holds)])  # number of earlier records in which all conditions hold
         lo, hi = start_rows(window, group)
-        # [lo, hi) are the rows that the window contains, seen from the episode's first record.
+        # [lo, hi) are the rows of the window that starts at the episode's first record.
         held[episodes], records[episodes] = held_before[hi] - held_before[lo], hi - lo
     return held, records
 
@@ -259,7 +259,7 @@ def judge_formula(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
 def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     # Return the result of `judge_formula` for episodes with the same control step.
     clause = match_clause(formula)
-    # A clause is G(comparison) or G(condition -> comparison), of one signal with a constant bound.
+    # A clause is G(comparison) or G(condition -> comparison). It compares one signal with a constant bound.
     if clause:
         return _measure_clause(clause, trace).to_verdict(trace)
     # Only a one-sided comparison of a signal has a worst signal value; NaN means none.
@@ -268,7 +268,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     match syntax.always_form(formula):
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
-            # The earlier violation of the two sides counts. If only one side has a violation, it is `later`.
+            # The earlier violation of the two sides counts. If only one side has one, `later` is its record.
             earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
             violation = np.where(earlier >= 0, earlier, later)  # -1 = the side is not violated
             return FormulaVerdict(np.minimum(first.rho, second.rho), no_extreme, violation)
@@ -332,7 +332,7 @@ def _one_sided_clause(
 ) -> OneSidedClause | None:
     # Return the clause; None unless one side of the predicate is a bare signal, and the other side reads no signal.
     # `is_upper` is true if the bound limits the signal from above.
-    # The predicate must hold while the condition `gate` holds (None: always).
+    # The predicate must hold while the condition `gate` holds, or always if `gate` is None.
     # If `plain`, the gate's margin counts, too. The bound reads no signal, so its value needs no trace (None).
     is_upper = predicate.operator in ("<", "<=")
     match predicate:
@@ -385,7 +385,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
     if clause.gate is not None:
         gate = evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False)
         gate_open = is_positive(gate)
-    # The window of each episode has the rows [lo, hi), [E] each. `worst` is the worst signal value in it, [E].
+    # The window of each episode has the rows [lo, hi), [E] each. `worst` [E] is the worst signal value in each window.
     lo, hi = start_rows(clause.window, trace)
     worst = _worst_values(clause, gate_open, lo, hi, trace)
     if gate is not None and not are_boolean(gate) and clause.plain:  # the gate's margin counts, too
@@ -415,7 +415,7 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
     if cuts is not lo:  # an episode may have several pieces, or none
         first, last = np.searchsorted(cuts, lo), np.searchsorted(cuts, hi)
         pieces = cast(Floats, fold_ranges(pieces, fold, first, last))
-    # The fold's value of an empty set means that no record of the episode counts.
+    # If the worst value is the fold's value of an empty set, no record of the episode counts.
     return np.where(pieces == fold.empty_value, np.nan, pieces)
 
 

@@ -62,7 +62,7 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
     folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
     width, span, covered = hi - lo, 1, values  # covered[k] is the fold over values[k : k + span]
     while span <= width.max(initial=0):
-        # For a range of this width, the spans at its start and at its end overlap or touch, and cover it.
+        # A range of this width is covered by two spans, one at its start and one at its end, which overlap or touch.
         chosen = np.flatnonzero((width >= span) & (width < 2 * span))
         folded[chosen] = fold.ufunc(covered[lo[chosen]], covered[hi[chosen] - span])
         covered, span = fold.ufunc(covered[:-span], covered[span:]), 2 * span
@@ -77,10 +77,10 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     the runs of length 1, 2, 4, ... that make up the range.
     """
     # `hold` and `reach` are [N]: the values of the left and right sides of the operator `until` at each record.
-    # `held` covers the records from t to lo[t], at which `reach` does not count. The runs of the range follow.
+    # At first, `held` covers the records from t to lo[t]. There, `reach` does not count. The runs of the range follow.
     reached = np.full_like(reach, MAX.neutral_value(reach))
     held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
-    # `part_reached` and `part_held` are for the `span` records from an index. A range continues at `position`.
+    # `part_reached[i]` and `part_held[i]` are for the `span` records from i on. A range's next run is at `position`.
     part_reached, part_held, position, width, span = reach, hold, lo.copy(), hi - lo, 1
     while span <= width.max(initial=0):
         # Join the next run of `span` records to each range whose width has this binary digit.
@@ -147,7 +147,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
     folded, ends = np.empty(len(cuts)), np.append(cuts, len(values))
-    # For each block of records, the index of the first piece that starts at or after its first record.
+    # For each block of records, the index of the first piece that starts at or after the block's first record.
     first_pieces = np.searchsorted(cuts, np.arange(0, len(values), BLOCK_RECORDS))
     for first, last in pairwise([*first_pieces.tolist(), len(cuts)]):
         block = values[ends[first] : ends[last]]
@@ -160,7 +160,7 @@ def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
     """Return the first index in each range [lo, hi) at which a flag is set, [E]; -1 if there is none."""
     # `flags` is [N]. `lo` and `hi` hold the bounds of E ranges.
     rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1  # where a set flag follows an unset flag
-    # The first rise at or after `lo`, or len(flags) if there is none, which is never below `hi`.
+    # The first rise at or after `lo`. Without a rise, it is len(flags), which is never below `hi`.
     next_rise = np.searchsorted(rises, lo)
     first = np.append(rises, len(flags))[next_rise]
     # If the flag at `lo` is set already, `lo` is the first index. `np.minimum` keeps an empty range's `lo` in bounds.

@@ -100,7 +100,7 @@ def equivalent_symbols(unit: str) -> list[str]:
 
 
 def unit_ratio(first: str, second: str) -> Fraction | None:
-    """Return the first unit divided by the second; None if a unit is unknown or they are of different quantities."""
+    """Return the first unit divided by the second; None if a unit is unknown or the two are of different quantities."""
     # For example, `cm` and `m` give 1/100. The fraction is exact.
     if first == second:
         return Fraction(1)
@@ -127,7 +127,7 @@ def check_units(
 
 def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> syntax.Formula:
     """Return the formula with the unit written after every literal that is compared or added."""
-    # `unit_of` gives the unit of a signal. The placeholder `threshold` has the unit of the other side (None).
+    # `unit_of` gives the unit of a signal. With `threshold=None`, the placeholder has the unit of the other side.
     check = _UnitCheck(unit_of, threshold=None)
 
     def spell(part: syntax.Expression, unit: Unit) -> syntax.Expression:
@@ -211,7 +211,7 @@ class _UnitCheck:
                 return (first or ONE).times(second or ONE, 1 if operator == "*" else -1)
 
     def _find_common_unit(self, left: syntax.Expression, right: syntax.Expression, parent: syntax.Node) -> Unit | None:
-        # Return the unit of both sides; None if neither has one. Raise an error that quotes `parent` if units differ.
+        # Return the unit of both sides; None if neither has one. If units differ, raise an error that quotes `parent`.
         # A side has no unit if it consists of literals without units, which take the unit of the other side.
         first, second = self._find_unit(left), self._find_unit(right)
         if first is not None and second is not None and first != second:
@@ -260,7 +260,7 @@ class _UnitCheck:
 
     def _normalize(self, predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
         # Divide both sides of a comparison by the limit if it is a positive literal, else by 1 in the limit's unit.
-        # `unit` is the unit of both sides; None if neither has one. If it is None or 1, the comparison stays as it is.
+        # `unit` is the unit of both sides; None if neither has one. For None or 1, the comparison stays unchanged.
         left, right = predicate.left, predicate.right
         if unit is None or unit == ONE:
             return predicate

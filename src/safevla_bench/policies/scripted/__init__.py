@@ -34,7 +34,7 @@ class ScriptedPolicy:
     wants = Wants(privileged=True)
 
     def __init__(self, style: motion.Style, mobile_style: kitchen.MobileStyle) -> None:
-        # `style` is for an arm on a fixed base, `mobile_style` for an arm on a mobile base; the observation decides.
+        # `style` is for a fixed base, and `mobile_style` for a mobile base. The observation shows which base there is.
         self.style, self.mobile_style = style, mobile_style
         self._script: motion.Move | None = None  # the episode's generator of actions; None before the first `act`
         self._still: tuple[float, ...] = motion.STILL

@@ -217,7 +217,7 @@ def press_button(robot: MobileRobot) -> Move:
     facing_button = robot.face(front, _UP)
     yield from robot.back_off(_ROOM_TO_PRESS_M, CLOSE)
     yield from robot.reach(button - _BEFORE_BUTTON_M * front, CLOSE, facing_button, near_m=_PRESS_START_NEAR_M)
-    # A target behind the button makes the hand press it. It is never reached, so the number of steps is small.
+    # A target behind the button makes the hand press. The target is never reached, so the number of steps is small.
     behind_button = button + _BEHIND_BUTTON_M * front
     yield from robot.reach(behind_button, CLOSE, facing_button, speed=robot.style.touch, max_steps=20)
     yield from robot.reach(button - _RETRACT_M * front, CLOSE, facing_button)
@@ -236,7 +236,7 @@ def put_object(robot: MobileRobot) -> Move:
     opening_length = float(np.linalg.norm(opening))  # almost 0 if the axis is almost vertical
     facing_down = robot.face(-_UP, opening / opening_length if opening_length > 0.1 else robot.front)
     center_m = box_center(robot.scene, body)
-    # Grasp the object at its center, or, if it is taller, `_FINGER_DEPTH_M` below its top.
+    # Grasp the object at its center or, if this is higher, `_FINGER_DEPTH_M` below its top.
     grasp_m = np.array([*center_m[:2], max(center_m[2], _top_height(robot.scene, body) - _FINGER_DEPTH_M)])
     yield from robot.reach(grasp_m + _HOVER_M * _UP, OPEN, facing_down)
     yield from robot.reach(grasp_m, OPEN, facing_down, speed=max(robot.style.touch, _MIN_GRASP_SPEED))
@@ -252,7 +252,7 @@ def _carry_object(robot: MobileRobot, body: str, container: str, facing_down: Ro
     hand_offset_m = robot.hand_m - box_center(scene, body)  # stays the same while the object is held
     # The target is the body's origin, not the middle of the container's box, because the box may include a handle.
     goal_m, grip_height_m = scene.body_pos_m[container], hand_offset_m[2] + _half_height(scene, body)
-    # The hand carries at the height `high_m` and releases at `low_m`. It is `grip_height_m` above the object's bottom.
+    # The hand carries at the height `high_m`, releases at `low_m`, and is `grip_height_m` above the object's bottom.
     high_m = max(_top_height(scene, container), float(box_center(scene, body)[2])) + style.over_m + grip_height_m
     low_m = float(box_center(scene, container)[2]) - _half_height(scene, container) + style.release_m + grip_height_m
     yield from robot.reach(np.array([*robot.hand_m[:2], high_m]), CLOSE, facing_down)

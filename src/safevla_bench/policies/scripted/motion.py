@@ -61,7 +61,7 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
-    """Return the yaw [rad] closest to `near_rad` at which the fingers open along `direction` [2]."""
+    """The fingers open along `direction` [2] at two yaws. Return the one closer to `near_rad` [rad]."""
     yaw = float(np.arctan2(direction[0], -direction[1]))  # a downward hand opens along (sin yaw, -cos yaw)
     # A hand turned by 180 degrees opens along the same line, so a solution within 90 degrees of `near_rad` exists.
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
@@ -77,7 +77,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)  # index of each direction's opposite
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
-# Half sizes of the hand and of a finger: across the opening direction, and along it. Also their lowest points' heights.
+# Half sizes of the hand and of a finger: across the opening direction, and along it. Also both lowest heights.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -148,7 +148,7 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     """Return the prisms of the Panda hand and its two fingers, pointing down with the grip site at the origin. Each
     finger is `aperture_m` from the middle. The sizes are those of robosuite's collision geometry.
     """
-    # Horizontal unit vectors: the direction in which the fingers open, and the direction across.
+    # Horizontal unit vectors: the direction in which the fingers open, and the perpendicular direction.
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     finger_middle_m = aperture_m + _FINGER_HALF_M[1]
@@ -204,7 +204,7 @@ class Style:
     """A script's clearances in meters, and speeds as fractions of the largest commanded motion, 0.05 m per step."""
 
     clearance_m: float  # distance of the hand and its load from bodies next to and below them
-    corner_m: float  # at this distance from a waypoint, the hand turns to the next one; a large distance cuts corners
+    corner_m: float  # at this distance from a waypoint, the hand heads for the next; a large distance cuts corners
     hover_m: float  # height above the grasp at which the final descent begins
     lift_m: float  # height to which a gripped object is lifted before it is carried
     release_m: float  # height above the support at which an object is released
@@ -272,7 +272,7 @@ class Mover:
 
     @property
     def scene(self) -> Privileged:
-        # Return the simulator's state in the newest observation. `ScriptedPolicy.act` ensures that there is one.
+        # Return the simulator's state in the newest observation. `ScriptedPolicy.act` ensures that the state exists.
         assert self.seen.privileged is not None
         return self.seen.privileged
 
@@ -316,7 +316,7 @@ class FixedArm(Mover):
         """Move the hand to a target, along `path` if there is one. Stop after `most_steps` + 1 steps, or when distance,
         vertical distance and angle are below `near_m`, `height_m` and `turn_rad`. Return whether all steps ran.
         """
-        # Yields actions [7], and receives observations. A hand for which all steps ran is probably blocked.
+        # Yields actions [7], and receives observations. If all steps run, the hand is probably blocked.
         self.target = target
         for step in range(most_steps + 1):
             # The intermediate point changes only the position; yaw, fingers and speed are those of the target.

@@ -79,7 +79,7 @@ RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])  # approximate position of the arm's base in LIBERO's scenes
-COMFORTABLE_REACH_M = 0.60  # farther from the base, a high hand would stretch the elbow to its joint limit
+COMFORTABLE_REACH_M = 0.60  # beyond this distance from the base, a high hand would stretch the elbow to its limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # shifts of a grasp along an object, as fractions of half its length
 SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's sides; closing fingers align the object
 
@@ -121,7 +121,7 @@ def rank_grasps(
 
 
 def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
-    # Return the cost: a sum of penalties, each in multiples of the amount that costs 1. `yaw_rad` is the hand's yaw.
+    # Return a sum of penalties. Each divisor below is the amount that costs 1. `yaw_rad` is the hand's yaw.
     # The heights by which obstacles raise the hand, for a quarter of the clearance and for the full clearance.
     tight_m, wide_m = grasp.blocked_m
     # A raised hand grasps less deeply. A grasp that is too shallow costs 100 more, so it comes last.
@@ -129,7 +129,7 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     # The penalty grows with the distance from the arm's base, because a far hand has little room to move.
     reach = max(0.0, float(np.linalg.norm(grasp.place_m[:2] - ARM_M)) - COMFORTABLE_REACH_M) / 0.05
-    # `off_m` is how far the grasp is off the object's center, and off the direction of its sides.
+    # `off_m` grows with the grasp's distance from the object's center, and with its angle to the object's sides.
     return tight_m / 0.005 + min(wide_m / 0.05, 1.0) + turn + reach + grasp.off_m / 0.02 + 100.0 * is_too_shallow
 
 
@@ -151,7 +151,7 @@ def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms,
 
 
 def _box_grasps(scene: Privileged, name: str, yaw_rad: float) -> list[Grasp]:
-    # Return the grasps of a body's box across all sides that fit between the fingers; if none fits, those of its rim.
+    # Return grasps across the sides of a body's box that fit between the fingers. If no side fits, grasp the rim.
     # The grasps have yaws near `yaw_rad`.
     axes, half, center = box_axes(scene, name), scene.half_extents_m[name], box_center(scene, name)
     up_axis = int(np.argmax(np.abs(axes[2])))  # the box's axis that is closest to vertical
@@ -261,7 +261,7 @@ def _lift_object(
     is_blocked = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_VERY_NEAR_M)
     # A blocked hand closes where it is, instead of pushing on.
     grip = replace(target, place_m=arm.hand_m if is_blocked else target.place_m, aperture_m=CLOSED_M)
-    yield from arm.reach(grip, arm.style.dwell_steps, near_m=0.0)  # 0.0: all steps run, while the fingers close
+    yield from arm.reach(grip, arm.style.dwell_steps, near_m=0.0)  # 0.0 is never reached, so all steps run
     max_held_m = _hand_distance_m(arm, body) + _LOST_M
     hull, obstacles = motion.body_prisms(arm.scene, body).hull(), motion.obstacles_except(arm.scene, body)
     # Before the lift, pull the object out from under bodies above it, such as a shelf.
@@ -288,7 +288,7 @@ def _release_point(arm: FixedArm, placement: Placement, grasp: Grasp) -> Floats:
     body = placement.body
     spot_m = target_point(arm.scene, placement.place) - (box_center(arm.scene, body) - arm.hand_m)[:2]
     others = motion.obstacles_except(arm.scene, body)
-    # The load includes the hand. It must be `release_m` above everything below it.
+    # The load includes the hand, and must be `release_m` above everything below the load.
     load = _hand_with_load(arm, body, grasp)
     lowest_m = motion.lowest_heights(load, spot_m[None], others, beside_m=0.0, above_m=arm.style.release_m)[0]
     return np.array([*spot_m, lowest_m if np.isfinite(lowest_m) else arm.hand_m[2]])  # no support: keep the height

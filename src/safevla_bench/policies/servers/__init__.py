@@ -25,7 +25,7 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED_ARGUMENTS = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5  # number of identical requests to compare the answers; the first may compile the model
+REQUESTS = 5  # number of identical requests whose answers are compared; the first may compile the model
 _READING_SIZES = {"agent_pos": 4, "joint_pos": 7, "joint_vel": 7, "gripper_qvel": 2}  # host-specific observations
 
 
@@ -58,7 +58,7 @@ class ChunkModel(ABC):
     """A model that is queried in a dialect. It is the attribute `model` of a `ChunkedPolicy`."""
 
     infer_s: float | None = None  # time that the model took for the last reply [s], if the server reports it
-    has_answered = False  # whether any reply was usable; if the first reply is not, the whole run stops
+    has_answered = False  # whether any reply was usable; an unusable first reply stops the whole run
 
     def __init__(self, dialect: dialects.Dialect) -> None:
         # `dialect` converts observations to requests, and replies to actions; its `wants` lists needed observations.
@@ -74,7 +74,7 @@ class ChunkModel(ABC):
         """Return the client arguments that the server requests; {} if it requests none. Then close the connection.
         Raises `ServerLostError` if no server answers.
         """
-        # This default is for models without a server, or whose server cannot be asked.
+        # This default is for models without a server, or with a server that cannot be asked.
         return {}
 
     @abstractmethod
@@ -127,7 +127,7 @@ class RemoteModel(ChunkModel):
 
     def _connect(self) -> None:
         # Connect to the first server that answers. If an environment was made before, it must fit this server, too.
-        # `_agreed` holds the observations and the clipping for which it was made; None = no environment was made.
+        # `_agreed` holds the observations and the clipping of that environment; None = no environment was made.
         with servers.guard_handshake(self.close):
             self.close()  # the last connection, if any
             self.address = servers.find_server(self._endpoint, self._try_connect)
@@ -159,9 +159,9 @@ class ChunkQueue:
     """A queue of a chunk's remaining actions, for policies that compute several actions at a time."""
 
     def __init__(self) -> None:
-        # A chunk is the actions of one answer of a model. They are executed one by one.
+        # A chunk is the list of actions in one answer of a model. The actions are executed one by one.
         self.remaining: deque[Action] = deque()  # the chunk's remaining actions
-        # The number of the episode's chunks, and the number of actions that were taken from the last one.
+        # The number of the episode's chunks, and the number of actions that were taken from the last chunk.
         self._chunk_count = self._taken_count = 0
         self.chunk_step: tuple[int, int] | None = None
         """Index of the last action's chunk, and the action's index in it. None if no single chunk has the action."""
@@ -290,7 +290,7 @@ class ChunkedPolicy(ChunkQueue):
         """Return the next action, [1, A]: the average of what the last replies predict for this step."""
         # The model is queried in each step. A reply predicts this step and later steps.
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
-        # A reply may have several arrays. `arrays` holds the same array of every reply, oldest reply first.
+        # A reply may have several arrays. `arrays` has the arrays at one position in all replies, oldest reply first.
         means = [transforms.average_predictions(arrays) for arrays in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(means)
 
@@ -299,7 +299,7 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
     """Return the number of executed actions per chunk; None = all. `text` is a number, `all`, or None for the
     `default`. Raises `PolicyError` for any other text, such as 0.
     """
-    # `replan` is an argument of policies. A chunk is the several actions that a model predicts in one reply.
+    # `replan` is an argument of policies. A chunk is the series of actions that a model predicts in one reply.
     if text is None:
         return default
     if text == "all":
@@ -320,13 +320,13 @@ def client_factory(
     kind = KINDS[name]
 
     def make(arg: str | None, **arguments: str | None) -> ChunkedPolicy:
-        # Return a client of the servers at the addresses `arg`. An argument that is None has its default.
+        # Return a client of the servers at the addresses `arg`. None means an argument's default.
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         dialect_name = given.get("dialect", kind.dialect)
         dialect = dialects.choose_dialect(dialect_name, kind.name, given.get("cameras"), given.get("image_size"))
-        # The number of executed actions per reply; None = all. Without `replans`, the client must execute all of them.
+        # The number of executed actions per reply; None = all. Without `replans`, it must be None.
         replan = parse_replan(given.get("replan"), dialect.replan if kind.replans else None)
         if replan is not None and not kind.replans:
             raise PolicyError(f"{kind.name} plays whole replies", remedy="Leave replan out, or write `replan=all`.")

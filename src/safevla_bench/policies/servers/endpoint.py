@@ -36,7 +36,7 @@ PAUSE_S = 0.2  # time between two attempts to reach a server, and minimum durati
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The servers of a policy: addresses in the order of attempts, timeouts, and the servers' key."""
+    """The servers of a policy: the addresses, which are tried in order, the timeouts, and the key."""
 
     addresses: tuple[str, ...]
     connect_s: float = CONNECT_S  # timeout for connecting [s]
@@ -91,7 +91,7 @@ def _parse_address(text: str, schemes: Sequence[str], port: int) -> str:
 
 
 def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> float:
-    # Return the time in the argument `name`, or else `default`. Raise `PolicyError` unless it is finite and positive.
+    # Return the time in the argument `name`, or else `default`. Raise `PolicyError` unless the time is finite and > 0.
     text = arguments.get(name)
     try:
         seconds = default if text is None else float(text)
@@ -237,7 +237,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     encoded = msgspec.json.encode(sanitized)
     if len(encoded) <= MAX_BYTES:
         return sanitized
-    # If a value is too large, skip it: later and smaller values may still fit.
+    # If a value is too large, skip it: a later value may be smaller and still fit.
     shortened: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for name, value in sanitized.items():
         if len(msgspec.json.encode({**shortened, name: value})) <= MAX_BYTES:
@@ -246,7 +246,7 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
 
 
 def _sanitize_map(mapping: Mapping[object, object], secret: str | None, depth: int) -> dict[str, object]:
-    # Return the map without secrets, as plain JSON. `depth` counts the maps and lists that contain its values, from 1.
+    # Return the map without secrets, as plain JSON. `depth` is the nesting depth of the map's values, from 1.
     sanitized: dict[str, object] = {}
     for key, value in mapping.items():
         name = _sanitize_text(str(key), secret)

@@ -130,7 +130,7 @@ class EntryPolicy(ChunkedPolicy):
         self.model = self._models[task.benchmark]
 
     def close(self) -> None:
-        # Close all suites' models. Suites may share a model, and closing it twice is harmless.
+        # Close all suites' models. Suites may share a model, and closing a model twice is harmless.
         for model in self._models.values():
             model.close()
 

@@ -47,7 +47,7 @@ class Gr00tModel(RemoteModel):
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         # No connection is made yet. `arguments` are the policy's arguments.
         super().__init__(endpoint, dialect, arguments)
-        self.codec = GR00T  # until `_greet` knows the server's codec
+        self.codec = GR00T  # used until `_greet` knows the server's codec
         self._socket: zmq.SyncSocket | None = None  # None = not connected
         self._is_n15 = False  # whether the server is of GR00T N1.5; if so, requests contain only the observation
         self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # no other client of the server has this id
@@ -88,7 +88,7 @@ class Gr00tModel(RemoteModel):
         except ServerLostError:
             raise
         except PolicyError as error:
-            # An error that does not mention the video is not about the form of the request.
+            # Only an error that mentions the video can be about the form of the request.
             if VIDEO not in error.problem.lower():
                 raise
             self._is_nested = not self._is_nested
@@ -127,7 +127,7 @@ class Gr00tModel(RemoteModel):
         return answer
 
     def _call_or_return_error(self, endpoint: str, data: Mapping[str, object] | None = None) -> object:
-        # Return an endpoint's answer, or the `PolicyError` if the call fails. A lost server's error is raised.
+        # Return an endpoint's answer, or the `PolicyError` if the call fails. Raise the error if the server is lost.
         try:
             return self.call(endpoint, data)
         except ServerLostError:
@@ -204,7 +204,7 @@ class Modality(msgspec.Struct, frozen=True):
 
 def choose_codec(config: object) -> Codec:
     """Return a server's codec: `GR00T_MAIN` if a value of `config` has the key `_MAIN_MARK`, else `GR00T`."""
-    # `config` is the reply to `get_modality_config`. Only newer servers, of GR00T's main branch, send this key.
+    # `config` is the reply to `get_modality_config`. Only newer servers (GR00T's main branch) send `_MAIN_MARK`.
     values = config.values() if isinstance(config, Mapping) else ()
     is_main = any(isinstance(value, Mapping) and _MAIN_MARK in value for value in values)
     return GR00T_MAIN if is_main else GR00T

@@ -147,8 +147,8 @@ class WebsocketModel(RemoteModel):
         return None
 
     def _closed_error(self, error: Exception) -> PolicyError:
-        # Close the connection, and return the error for its loss or for a message that is too large.
-        # Only a `ConnectionClosed` has the close frames `sent` and `rcvd`, whose code is the reason.
+        # Close the connection, and return the error for a lost connection, or for a message that is too large.
+        # Only a `ConnectionClosed` has the close frames `sent` and `rcvd`. The code in such a frame is the reason.
         self._hang_up()
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
@@ -187,7 +187,7 @@ class OpenpiModel(WebsocketModel):
         return {"replan": str(chunk_size)} if requests_replan else {}
 
     def query(self, observation: Observation) -> Reply:
-        # Return the server's reply, and set `infer_s`, the model's time for it. Raise `PolicyError` for an error reply.
+        # Return the server's reply, and set `infer_s`, the model's time. Raise `PolicyError` for an error reply.
         self.send(self.dialect.build_request(observation))
         reply = self.receive_map()
         timing = reply.get("server_timing")
@@ -202,7 +202,7 @@ class OpenpiModel(WebsocketModel):
         return reply
 
     def _greet(self) -> None:
-        # Receive the server's greeting, and adapt the dialect to it. Raise `PolicyError` if the dialect lacks images.
+        # Receive the greeting, and adapt the dialect to it. Raise `PolicyError` if the dialect lacks required images.
         self.greeting = servers.sanitize_greeting(self.receive_map(), self.key)
         self.dialect = self._base_dialect  # another server may have answered before
         if served := _parse_served_greeting(self.greeting):
@@ -228,7 +228,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the server's requirements as client arguments. Omit the cameras if the dialect lacks any of them."""
-        # `self.cameras` maps keys of a request's images to cameras. The argument lists one camera per image, or `NONE`.
+        # `self.cameras` maps keys of a request's images to cameras. The argument has a camera or `NONE` for each image.
         # An empty text means: the server does not require a value, or the dialect cannot use the required value.
         keys = _list_image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if self.cameras.keys() <= set(keys) else ""
@@ -237,7 +237,7 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         return {name: value for name, value in arguments.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
-        # Raise `PolicyError` if the dialect does not send the images that the served policy needs, in their size.
+        # Raise `PolicyError` if the served policy needs an image that the dialect does not send, or another size.
         missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _list_image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
@@ -275,7 +275,7 @@ class XpolicylabModel(WebsocketModel):
     _trial_id, _step, _message_id = "", 0, 0
 
     def begin(self, task: Task, seed: int) -> None:
-        # Connect, and begin an episode, which the protocol calls a trial. `_step` counts its answered observations.
+        # Connect, and begin an episode (a trial in the protocol). `_step` counts the episode's answered observations.
         super().begin(task, seed)
         self._trial_id, self._step = f"{task.benchmark}/{task.task_id}/{seed}", 0
         self._ask("reset", {"trial_id": self._trial_id})

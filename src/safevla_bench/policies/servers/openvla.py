@@ -74,8 +74,8 @@ def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
     """Send one HTTP request with the JSON `body`; return the status and the content of the answer. `address` is the
-    server's URL, to which `path` is added; `seconds` limits the connecting, and again the exchange; `key` is sent as
-    `Authorization`. Raises `ServerLostError` without an HTTP answer in time, and `PolicyError` if it is too large.
+    server's URL, to which `path` is added; `seconds` limits the time to connect, and separately the exchange; `key` is
+    sent as `Authorization`. Raises `ServerLostError` without an answer in time, `PolicyError` for too large an answer.
     """
     seconds, url = max(seconds, servers.PAUSE_S), urlsplit(address)
     connection_type = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -99,8 +99,8 @@ def exchange(
         timer.start()
         connection.request(method, url.path + path, body, headers)
         response = connection.getresponse()
-        content = response.read(servers.MAX_REPLY_BYTES + 1)  # one byte more, to detect that it is too large
-        # `response.length` is the number of announced bytes that were not read: the content is cut off or too large.
+        content = response.read(servers.MAX_REPLY_BYTES + 1)  # one more byte, to detect too much content
+        # `response.length` is the number of announced bytes not read. Above 0, the content is cut off or too large.
         if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, response.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
@@ -123,7 +123,7 @@ class OpenvlaModel(HttpModel):
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         """Raise `PolicyError` if `unnorm_key` is given for a server other than OpenVLA's."""
-        # `unnorm_key` names the statistics for scaling actions. Only OpenVLA's server takes it in requests.
+        # `unnorm_key` names the statistics for scaling actions. Only OpenVLA's server reads this name in requests.
         super().__init__(endpoint, dialect, arguments)
         self._base_dialect, self._statistics = dialect, arguments.get("unnorm_key")
         self._is_openvla_server = dialect.name == KINDS["openvla"].dialect
@@ -134,7 +134,7 @@ class OpenvlaModel(HttpModel):
     def begin(self, task: Task, seed: int) -> None:
         """Connect, and choose the statistics for the task's suite; raise the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
-        # OpenVLA's statistics have the suite's name, such as `libero_spatial`. `NO_STATISTICS` means: name none.
+        # OpenVLA's statistics have the suite's name, such as `libero_spatial`. `NO_STATISTICS` sends no name.
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         if self._is_openvla_server and unnorm_key != NO_STATISTICS:
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
@@ -155,7 +155,7 @@ _POSE_SIZE = 9  # number of values of the pose in `proprio`
 
 
 class XvlaModel(HttpModel):
-    """A model behind an X-VLA server. Except in the first request, the sent pose is the last chunk's last target."""
+    """A model behind an X-VLA server. The first request sends the measured pose; others send the last chunk's end."""
 
     kind, codec = "xvla", XVLA
     _last_target: NDArray[np.float64] | None = None
@@ -166,7 +166,7 @@ class XvlaModel(HttpModel):
         super().begin(task, seed)
 
     def query(self, observation: Observation) -> Reply:
-        # Return the server's reply as a map. Other replies get the key `answer`, so that they are refused later.
+        # Return the server's reply as a map. A reply of another type gets the key `answer`, and is refused later.
         request = self.dialect.build_request(observation)
         if self._last_target is not None:  # an episode's first request keeps the measured pose
             request["proprio"] = np.concatenate([self._last_target, np.asarray(request["proprio"])[_POSE_SIZE:]])

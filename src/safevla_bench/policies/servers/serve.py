@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from websockets.sync.server import Server, ServerConnection
 
 IMAGES = ("observation/image", "observation/wrist_image")  # keys of images, in the policy's camera order
-CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` in the greeting; no other may be set
+CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` in the greeting; a served policy sets no others
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # maximum number of open connections, even those without a request
 OPEN_S = 10.0
@@ -109,7 +109,7 @@ class ServedPolicy:
 
 
 def _find_unservable(policy: Policy) -> str | None:
-    # Return a text that describes what the policy wants and a client cannot provide; None if there is nothing.
+    # Return a text about what the policy wants but clients cannot provide; None if clients can provide everything.
     needs_task = isinstance(policy, interface.SelectiveTaskPolicy | interface.CuedPolicy)
     if isinstance(policy, interface.RemotePolicy) and not needs_task:
         policy.connect(_TASK)  # a policy with its own server, which may change `wants`
@@ -117,7 +117,7 @@ def _find_unservable(policy: Policy) -> str | None:
         return f"{len(policy.wants.cameras)} cameras"
     # `CARRIED` are the fields of `Wants` that clients can fulfill. With cameras, `as_rendered` has no effect.
     ignored = (*CARRIED, "as_rendered") if policy.wants.cameras else CARRIED
-    # Empty values of different types, such as () and [], do not differ.
+    # Empty values of different types, such as () and [], count as equal.
     for field in fields(Wants):
         value = getattr(policy.wants, field.name)
         if field.name not in ignored and value != field.default and (value or field.default):

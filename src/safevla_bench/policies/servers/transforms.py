@@ -27,13 +27,13 @@ T = TypeVar("T", bound=NDArray[Any])
 
 JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
 _LOBES = 3  # lobes of the Lanczos filter on each side
-LEAST_SINE = 1e-10  # a rotation counts as zero if the sine of half its angle is smaller
+LEAST_SINE = 1e-10  # a rotation counts as zero if the sine of half its angle is below this
 PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the picture resized to (height, width) by `RESIZERS[method]`; raise `PolicyError` if it is missing."""
-    # A picture that already has the size is not resized. A protocol that never resizes has a method not in `RESIZERS`.
+    """Return the picture resized to (height, width) by `RESIZERS[method]`. Raises `PolicyError` for other methods."""
+    # A picture that already has the size is not resized. A protocol that never resizes has a method with another name.
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -74,7 +74,7 @@ def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
 def _lanczos_weights(length: int, size: int) -> Floats:
     # Return weights [size, length]: the weight of each of `length` old pixels in each of `size` new pixels.
     scale = length / size
-    centers = (np.arange(size) + 0.5) * scale  # of the new pixels, in units of old pixels
+    centers = (np.arange(size) + 0.5) * scale  # centers of the new pixels, in units of old pixels
     # distances between the centers of new and old pixels, [size, length], in units of the filter's width
     distances = (np.arange(length) + 0.5 - centers[:, None]) / max(scale, 1.0)
     # Lanczos' kernel: a sinc, multiplied by a wider sinc as a window.
@@ -89,7 +89,7 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     weights in multiples of 1/2048. If the picture shrinks, this equals the crop and `cv2.resize` in starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
-    # Integers replace fractions, as in OpenCV, so that all digits are equal.
+    # Integers replace fractions, as in OpenCV, so that the results are equal in all digits.
     height, width = round(picture.height * 2 / 3), round(picture.width * 2 / 3)
     top_px, left_px = (picture.height - height) // 2, (picture.width - width) // 2
     middle = np.asarray(picture)[top_px : top_px + height, left_px : left_px + width].astype(np.int64)
@@ -137,7 +137,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
     for index in range(size):
         # The new row covers the old rows from `low` to `high`, two real numbers. OpenCV ignores overlaps up to 1e-3.
         low, high = index * scale, min((index + 1) * scale, len(values))
-        covered = min(scale, len(values) - low)  # less than `scale` only at the end, by rounding
+        covered = min(scale, len(values) - low)  # less than `scale` only in the last row, by rounding
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
             overlap = min(row + 1, high) - max(row, low)
             if overlap > 1e-3:
@@ -157,13 +157,13 @@ def crop_center(image: Image, area: float) -> Image:
 
 
 def _stretch_axis(image: Floats, axis: int, low: float, high: float) -> Floats:
-    # Return an image of the same size, whose axis shows only the part between the fractions `low` and `high`.
+    # Return an image of the same size that shows, along `axis`, only the part between the fractions `low` and `high`.
     # The part is enlarged by linear interpolation.
     last = image.shape[axis] - 1
     positions = np.linspace(low, high, last + 1) * last
     # Indices of the old pixel before each new pixel. At most `last - 1`, so that a next pixel exists.
     below = np.clip(np.floor(positions).astype(np.int64), 0, last - 1)
-    # `image` is [H, W, 3], and `fraction` is the same along all axes except `axis`.
+    # `image` is [H, W, 3]. `fraction` varies only along `axis`.
     fraction = np.expand_dims(positions - below, (1, 2) if axis == 0 else (0, 2))
     first, second = np.take(image, below, axis=axis), np.take(image, below + 1, axis=axis)
     return np.asarray(first + (second - first) * fraction)
@@ -243,7 +243,7 @@ FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (),
 """Maps a flip of MuJoCo's rendering to slices. The slices convert an upright image to the flipped rendering."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
-    # In the reply, 0 closes and 1 opens the gripper. The result is minus the sign of the value scaled to [-1, 1].
+    # In the reply, 0 closes and 1 opens the gripper. Scale the value to [-1, 1]; the result is minus its sign.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
@@ -383,7 +383,7 @@ def average_predictions(replies: Sequence[Floats]) -> Floats:
     ages = range(len(replies) - 1, -1, -1)  # how many steps ago each reply was given; 0 for the newest
     # Row k of a reply predicts the action for the step that is k steps after the reply.
     predictions = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
-    lengths = np.linalg.norm(predictions, axis=1)  # for the cosines; the last prediction is the newest
+    lengths = np.linalg.norm(predictions, axis=1)  # needed for the cosines; the last prediction is the newest
     # The addition of 1e-7 avoids a division by zero, as in starVLA.
     weights = np.exp(ENSEMBLE_ALPHA * (predictions @ predictions[-1]) / (lengths * lengths[-1] + 1e-7))
     mean: Floats = (weights / weights.sum()) @ predictions

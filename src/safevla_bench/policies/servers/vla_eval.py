@@ -96,7 +96,7 @@ class VlaEvalModel(openpi.WebsocketModel):
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
         # Return the payload of the next message, which must be of the type `kind` and answer the message `seq`.
-        # Raise `PolicyError` for a server's error or an invalid message, and `ServerLostError` for another answer.
+        # Raise `PolicyError` for a server's error or an invalid message, `ServerLostError` for an unexpected answer.
         message = self.receive_map()
         payload = message.get("payload")
         if not isinstance(payload, dict):
@@ -129,7 +129,7 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     # `params` are the server's `observation_params`, such as `send_wrist_image`; {} if the server sends none.
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):  # the sign of quaternions stays, so angles may exceed pi
-        # Replace the part of the state whose angle is at most pi by one that keeps the sign.
+        # Replace the state part with angles up to pi by the part that keeps the quaternion's sign.
         states = [tuple(_SINGLE if name == _SHORTEST else name for name in field.state) for field in fields]
         fields = tuple(structs.replace(field, state=state) for field, state in zip(fields, states, strict=True))
     cameras = tuple(field.camera for field in fields if field.camera)

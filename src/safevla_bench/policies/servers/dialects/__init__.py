@@ -99,7 +99,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame, not changes of pose
     server_crops: bool = False
-    ensemble: int = 0  # number of replies averaged for an action; the model is queried in each step; 0 = off
+    ensemble: int = 0  # number of replies that are averaged, with a query in each step; 0 = off
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Dialect:
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
-        # Each array has columns of the action, and is converted by the function of `FORMS` with the name `form`.
+        # Each array has columns of the action, and is converted by the function in `FORMS` with the name `form`.
         # The columns in `switches`, such as the gripper's, have only two values.
         columns = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
         return transforms.convert_switches(np.concatenate(columns, axis=1), self.switches)
@@ -227,7 +227,7 @@ def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     if not rest:
         tree[key] = value
         return
-    # The map or list under `key`. If it is missing, create a list if the next key is an index, else a map.
+    # The map or list under `key`. If none exists, create one: a list if the next key is an index, otherwise a map.
     branch = tree[key] if isinstance(key, int) else tree.get(key)
     if branch is None:
         branch = tree[key] = [] if isinstance(rest[0], int) else {}
@@ -248,7 +248,7 @@ def _parse_numbers(value: object, path_text: str) -> NDArray[np.float64]:
 
 
 ALL = ("all",)  # a `state` of `ALL` means all parts of the protocol's state
-NONE = "none"  # with this name in `cameras`, no image is sent
+NONE = "none"  # this name in `cameras` omits an image
 LARGEST = 4096  # limit on the height and the width of an image in pixels
 
 
@@ -292,7 +292,7 @@ def load_dialect(name: str) -> Dialect:
         extra=tuple(part.removeprefix(transforms.EXTRA) for part in states if part.startswith(transforms.EXTRA)),
         absolute=file.absolute,
     )
-    # None = all actions of a chunk are executed; a protocol may also describe this by a text.
+    # None = execute all actions of a chunk. A protocol may have a text instead of a number.
     replan = inference.replan if isinstance(inference.replan, int) else None
     return Dialect(name, file, inference, wants, fields, replan)
 
@@ -302,7 +302,7 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
     size in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another
     kind of server, or if the cameras or the size do not fit.
     """
-    # `transport` is the kind of server, such as `openpi`. None = the dialect's own cameras or size.
+    # `transport` is the kind of server, such as `openpi`. For `cameras` and `image_size`, None keeps the dialect's.
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
         raise PolicyError(problem, remedy=f"Choose one of {', '.join(dialects_of(transport))}.")
@@ -323,7 +323,7 @@ def _replace_image_size(dialect: Dialect, text: str) -> Dialect:
 
 
 def _replace_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
-    # Return the dialect with `cameras` instead of the dialect's, in order; the name `NONE` removes an image.
+    # Return the dialect with its cameras replaced by `cameras`, in order; the name `NONE` removes an image.
     defaults = dialect.wants.cameras
     if len(cameras) != len(defaults):
         mismatch = f"does not fit the dialect {dialect.name!r}, which shows {len(defaults)} camera(s)"
