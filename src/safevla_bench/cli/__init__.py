@@ -188,7 +188,7 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # Wrap a stream. The package rich writes its control sequences to this attribute, so they are not escaped.
+        # Wrap a stream. The package rich writes directly to this attribute, so no escaping affects rich's output.
         # `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
@@ -207,7 +207,7 @@ class _EscapedStream:
         return len(text)
 
     def flush(self) -> None:
-        # Flush the wrapped stream. If the reader of a pipe has ended, this raises no error.
+        # Flush the wrapped stream. If the program that reads a pipe has ended, no error is raised.
         self._call_stream("flush")
 
     def _call_stream(self, method: str, *arguments: str) -> None:
@@ -223,8 +223,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     for descriptor in range(3):  # stdin, stdout and stderr
         try:
             os.fstat(descriptor)
-        except OSError:  # closed: a file opened later could get this descriptor, and with it the output
-            os.open(os.devnull, os.O_RDWR)  # opens the lowest free descriptor, which is this one
+        except OSError:  # it is closed, so a file opened later could receive the output
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one, is opened
     with escape_output():
         return _run_arguments(arguments)
 
@@ -288,7 +288,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         if error.errno in _DISK_ERRORS:
             remedy = "Free some space or write elsewhere, then run the command again; --resume continues a run."
             _discard_output(sys.stdout)  # stdout may be on the full disk, and its flush at exit would fail again
-        elif error.filename is None:  # not about a file, so the cause may be a fault of the program
+        elif error.filename is None:  # the error names no file, so it may be a fault of the program
             raise
         problem = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         return _report_error(f"{problem}\n  {remedy}")
@@ -299,7 +299,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
 
 
 def _report_error(message: str) -> int:
-    # Print an error with its remedy on stderr. Return the exit code of a user's error.
+    # Print an error with its remedy on stderr. Return the exit code for errors that the user made.
     echo_message(f"error: {message}", err=True)
     return USER_ERROR
 

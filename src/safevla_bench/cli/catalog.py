@@ -116,10 +116,10 @@ def _print_calibrations(
 
 def _describe_calibration(result: calibration.Calibration) -> list[str]:
     # Return the lines that describe the limit derived for one specification, and an empty line.
-    # `extremes` has the smallest threshold that each successful episode satisfies, in ascending order.
-    # `value` is the quantile of these thresholds, and `interval` its interval.
+    # `extremes` has, for each successful episode, the smallest threshold that the episode satisfies, sorted.
+    # `value` is a quantile of the thresholds in `extremes`, and `interval` is the interval of this quantile.
     # `violated` counts successes that exceed the threshold of the library.
-    # `floor` is the largest such value under the policy noop, or None.
+    # `floor` is the smallest threshold that all episodes of the policy noop satisfy; None = unknown.
     spec, extremes, fmt = result.spec, result.extremes, format_significant
     texts = []
     for percent in calibration.SHOWN_PERCENT:
@@ -212,9 +212,10 @@ def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
-    # Print the check of each specification in a file, the bodies in the sources that the formulas name, and a hint.
+    # Print the check of each specification in a file, and a command as the next step.
+    # If there are sources, also print which bodies in the sources match the body names in the formulas.
     default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
-    # A file with only limits extends the default library; another file is a whole library.
+    # A file with only limits extends the default library; any other file is a whole library.
     chosen = loader.extend_library(default, path) if has_only_limits else loader.load_library(path)
     default_ids = {spec.spec_id for spec in default}
     own_specs = [spec for spec in chosen if spec.spec_id not in default_ids]
@@ -272,12 +273,12 @@ def _format_with_unit(spec: Spec, value: float) -> str:
 
 
 def _summarize_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    # Return a line per reason. `exempt` maps reason codes to the tasks, as `SUITE TASK`, that are exempt.
+    # Return a line per reason. `exempt` maps reason codes to the exempt tasks, written `SUITE TASK`.
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
         counts = f"{count_noun(len(names), 'task')} of {count_noun(suites, 'suite')}"
-        # The reason is described for all suites ("").
+        # The text of the reason must fit all suites, so the name of the suite is "".
         words = reasons.describe_reason(reason, tasks_loader.load_registry(), "")
         lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines
@@ -334,7 +335,7 @@ def protocols_command(
     if not names:
         _list_names(form)
         return
-    # Every other name must be that of a protocol; `load_protocol` refuses unknown names.
+    # A name that is not a dialect's must be a protocol's; `load_protocol` refuses unknown names.
     are_dialects = [name in dialects.dialect_names() for name in names]
     if any(are_dialects) and not all(are_dialects):
         raise click.UsageError("Compare two dialects or two protocols.")
@@ -354,13 +355,14 @@ def protocols_command(
 
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    # Return a row per field of a protocol: `field`, `about`, and lists with an item per name, `values` and `sources`.
+    # Return a row per field of a protocol, with the keys `field`, `about`, `values` and `sources`.
+    # `values` and `sources` are lists with an item for each of `names`.
     rows = protocols.protocol_rows(*map(protocols.load_protocol, names))
     return [{**asdict(row), "about": protocols.describe_field(row.field)} for row in rows]
 
 
 def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    # Return the same rows as `_protocol_rows`, for dialects. They have neither descriptions nor sources.
+    # Return rows like those of `_protocol_rows`, but for dialects, whose fields have no descriptions and no sources.
     columns = [dict(_flatten_dialect(name)) for name in names]
     # All fields of any dialect, in order. A dialect that lacks a field has the value None.
     fields = dict.fromkeys(field for values in columns for field in values)
@@ -371,7 +373,7 @@ def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
-    # Yield (field, value) of a dialect. A field that is a mapping becomes a field `KEY INNER_KEY` for each of its keys.
+    # Yield (field, value) of a dialect. A mapping becomes several fields, named `KEY INNER_KEY`.
     file = dialects.load_dialect_file(name)
     yield from {"asked_over": file.transport, "hosts": _format_hosts(file)}.items()
     for key, value in dialects.dialect_values(dialects.load_dialect(name)).items():

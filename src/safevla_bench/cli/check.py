@@ -61,12 +61,12 @@ def verify_command(
     if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
         own_rules = rules.load_rules(library or "default", rule_files, settings={})
         ruleset = judgement.add_host_registries(own_rules, [run], as_judged=is_as_judged)
-    elif is_as_judged:  # without other judging options
+    elif is_as_judged:  # --rules as-judged is the only judging option
         ruleset = judgement.find_rules([run], as_judged=True)
     with progress.show_status("checking digests, episodes and scores") as update:
 
         def observe(done: int, episode_id: str) -> None:
-            # Show the replay that starts, after `done` finished replays, in the status line.
+            # Show in the status line which replay starts. `done` replays have finished.
             update(f"replay {done + 1}: {episode_id}")
 
         verification = verify.verify_run(run, ruleset, replay=replay, audit=audit, observer=observe)
@@ -91,7 +91,7 @@ def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: b
     # Return the next step after a verification, as a phrase or a command, for the line that begins with `Next:`.
     rescore_command = judgement.format_rescore_command(run)
     verify_command = f"safevla verify {options.quote_paths(run)}"
-    if verification.can_be_rescored:  # only files that judging writes differ
+    if verification.can_be_rescored:  # the only files that differ are those that judging writes
         return f"restore what differs, or write the scores again: {rescore_command}"
     if not verification.agrees:
         return "restore what differs from a copy of the run folder"
@@ -200,11 +200,11 @@ def serve_command(
     own_name, spec = split_name(policy)
     name = own_name or spec  # without NAME=, the text POLICY is the name
     policy_settings = parse_arguments(arguments, (name,))[name]
-    # The function makes each copy of the policy.
+    # The server calls the function once for each copy of the policy.
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)
-    # The actual port differs from `port` if `port` is 0. An IPv6 address has two further parts.
+    # The actual port differs from `port` if `port` is 0. For IPv6, the tuple has two further items.
     host, actual_port = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host  # a URL has an IPv6 address in brackets
     echo(f"Serving {name} on ws://{host}:{actual_port} (GET /healthz returns OK). Press Ctrl-C to stop.")

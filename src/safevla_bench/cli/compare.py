@@ -199,7 +199,7 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
-    # Print the number of episodes that a comparison needs. `rates` has the shares `difference` and `confidence`;
+    # Print the number of episodes that a comparison needs. `rates` has the shares `difference` and `confidence`.
     # `assumed` has the texts NAME=VALUE of --assume.
     request = options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
     plan = sample_size.plan_sample_size(request)
@@ -215,7 +215,7 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
 
 def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
     # Return facts for the JSON document: `simulators` has policy -> suite -> package -> versions;
-    # `judged_by` names the rules; a third key has the comparison of registered runs with their registrations, if any.
+    # `judged_by` names the rules. If any runs are registered, a third key compares them with their registrations.
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
     simulators: dict[str | None, dict[str, object]] = {}

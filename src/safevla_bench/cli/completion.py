@@ -20,10 +20,10 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
     """Return a `shell_complete` callback that completes the typed text, or only the part of this text after `=`."""
     # `list_values(context)` returns all values.
-    # With `or_file`, a text with which no value begins is completed as a file's path.
+    # With `or_file`, a text is completed as a file's path if no value begins with the text.
 
     def complete_value(context: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-        # For `NAME=VALUE`, the values are those after `=`; the completions repeat `NAME=`.
+        # In `NAME=VALUE`, only VALUE is completed; the completions repeat `NAME=`.
         name, equals, _ = typed.partition("=")
         is_assignment = equals and ":" not in name  # after a colon, `=` is part of the value
         prefix = f"{name}=" if is_assignment else ""
@@ -74,7 +74,8 @@ def _list_protocols_and_dialects(context: click.Context) -> Iterable[str]:
 
 
 def _list_specs(context: click.Context) -> Iterable[str]:
-    # Return the ids in the built-in library that --library names, else in the default library. Files are not read.
+    # Return the ids of the specifications in the built-in library that --library names.
+    # If --library is missing or names a file, return the ids in the default library; the file is not read.
     formats, name = _load("specs.file_formats"), str(context.params.get("library"))
     library = _load("specs.loader").load_library(name if name in formats.BUILT_IN else formats.DEFAULT_LIBRARY)
     return [spec.spec_id for spec in library]
@@ -103,7 +104,7 @@ class _BashCompletion(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         # Return the complete words after the command's name, and the unfinished last word ("" = none).
-        # click's method relies on bash's splitting of words at `:`, `=` and `@`; this one splits the line itself.
+        # click's method relies on bash's splitting of words at `:`, `=` and `@`; this method splits the line itself.
         line = os.environ["COMP_LINE"]  # the command line up to the cursor, see `source_template`
         words = split_arg_string(line)[1:]
         unfinished = words.pop() if words and not line[-1:].isspace() else ""

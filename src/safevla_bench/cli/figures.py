@@ -94,7 +94,7 @@ def figures_command(
     if style.across and "series" not in which:
         raise click.UsageError("--style across= only affects the figure `series`: also pass --which series.")
     folder = options.choose_output(out, sources.paths, "figures")
-    # Errors in --sweep are found before the episodes are judged. Each request is one threshold and its values.
+    # Errors in --sweep are found before the episodes are judged. A request is a threshold and the values to try.
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
     compared = None  # the metrics along the series of policies; None = the figure `series` is not requested

@@ -142,8 +142,8 @@ def gate_command(
 
 
 def _relative_url(source: Path) -> str:
-    # Services that read SARIF only accept results that name a file, by a path relative to the working folder.
-    # Return this path as a URL. For a folder, this is the path of the first known file in it.
+    # Return the path of a file, relative to the working folder, as a URL. Services that read SARIF require such paths.
+    # If `source` is a folder, return the path of the first known file in the folder.
     files = [source / name for name in (RUN, SCORES, MAPPING) if (source / name).is_file()]
     return quote(os.path.relpath(files[0] if files else source))
 
@@ -169,7 +169,7 @@ def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
     from safevla_bench.compare.pairs import differing_rules
 
     protocols = judged.protocols  # the known protocols of the sources
-    # The names of the rules in which any other protocol differs from the first.
+    # The names of the rules in which some protocol differs from the first protocol.
     differing = {rule for protocol in protocols for rule in differing_rules(protocols[0], protocol)}
     if differing:
         problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(differing))}"

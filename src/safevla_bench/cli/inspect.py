@@ -89,7 +89,7 @@ def episodes_command(
     if suite:  # the user may write the suite in another spelling
         suite = judged.ruleset.registry.find_suite(suite)
     filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
-    # `unsafe` is None without --unsafe and --safe. All episodes are then listed.
+    # `unsafe` is None if neither --unsafe nor --safe is given. Then safe and unsafe episodes are listed.
     shown = episode_list.filter_episodes(
         rows, violated=unsafe is True, safe=unsafe is False, success=success, **filters
     )
@@ -122,7 +122,7 @@ _MAX_LISTED = 20
 
 def _pop_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
     # Without --formula, the last positional argument is the episode's name. Return the words without this name.
-    # --formula is read before (`is_eager`). The name is stored as the value of the parameter `episode`; "" = no name.
+    # click reads --formula first (`is_eager`). The parameter `episode` gets the name as its value; "" = no name.
     if context.params["formula"] is not None:
         context.params["episode"] = ""
         return words
@@ -196,7 +196,7 @@ def show_command(
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
-    # Replay an episode without the cause that `text` names, such as `body:NAME`, and print the effect on its violation.
+    # Replay an episode without the cause that `text` names, such as `body:NAME`, and print the effect on the violation.
     # `episode` names the episode by its id or position. `form` is `json` or `text`.
     from safevla_bench.jobs.physics import Cause, replay_without
 
@@ -218,7 +218,7 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
         raise click.UsageError(f"--{judge_options[0]} {reason}")
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
-    answers = query.answer_chunks(parsed, scan)  # reads all episodes of `scan`, which completes its index
+    answers = query.answer_chunks(parsed, scan)  # reads all episodes, which completes the index of `scan`
     # Unless `skip_invalid`, invalid episodes raise an error. Planned episodes without a record (`absent`) come last.
     records = scan.index()
     records.require_valid(skip_invalid=sources.skip_invalid)

@@ -69,7 +69,7 @@ class Command(click.Command):
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
         """Return heading -> (names, help) of each option; with `common`, only of the options that --help shows."""
-        # `self.common` has the spellings of these options; empty = all options in the general section.
+        # `self.common` has the spellings of the options that --help shows; empty = all options in the general section.
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)  # (names, help); None for a hidden option
@@ -118,7 +118,7 @@ def option(
     settings.setdefault("show_default", bool(settings.get("default")))
 
     def declare(name: str) -> click.Parameter:
-        # Return the option for the parameter `name`, which is known only when the command is made.
+        # Return the option for the parameter `name`. This name is known only when the command is made.
         names = [spelling or f"--{name.replace('_', '-')}", name]
         return Option(names, section=section, help=help, metavar=metavar, **settings)
 
@@ -144,7 +144,7 @@ def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Par
 
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare a positional argument, as the default of a parameter."""
-    # Like `option`, return a function of the parameter's name, which is known only when the command is made.
+    # As in `option`, the parameter's name is known only when the command is made. So return a function of this name.
     # `metavar` is the placeholder of the argument in the help.
     return lambda name: click.Argument([name], metavar=metavar, **settings)
 
@@ -319,7 +319,7 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        # Return a `NamedSource`, which is a path with a policy name, for NAME=PATH, else a plain path.
+        # For NAME=PATH, return a `NamedSource` (a path with a policy name). For any other text, return a plain path.
         source = value if isinstance(value, Path) else NamedSource.parse(value)
         is_empty_path = not value or (str(value).endswith("=") and not source.exists())
         if is_empty_path:  # such as `NAME=$RUN` if the shell variable is not set
@@ -336,7 +336,7 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     from safevla_bench.jobs.verify import AuditPlan
 
     count, _, seed = (text or "0").partition(":")
-    # Without SEED, the choice of episodes must be unpredictable. The seed is printed, so that it can be repeated.
+    # Without SEED, the choice of episodes must be unpredictable. The seed is printed, so that it can be reused.
     seed = seed or str(secrets.randbelow(10**15))
     if not (count.isdecimal() and seed.isdecimal()):
         raise click.UsageError(f"--audit {text!r} is neither K nor K:SEED, such as `24` or `24:7`.")
@@ -405,10 +405,10 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     """
     if out is not None:
         return out
-    # A source with a new name of its policy (NAME=PATH) always needs --out.
+    # A source that renames its policy (NAME=PATH) always needs --out.
     if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
         return own_path(sources[0], *names)
-    # --out is missing. An error in a source is more helpful than this fact, so the sources are checked first.
+    # --out is missing. An error in a source is more helpful to the user, so the sources are checked first.
     for source in sources:
         open_source(source)
         if source.is_file() and not find_log(source):
@@ -449,7 +449,7 @@ def _quote_word(word: str) -> str:
 
 def format_trust(request: Request, file: Path) -> str:
     """Return the option `--trust FILE` that a command needs to run the request in this file; "" if none is needed."""
-    # A request describes a run. `list_calls` has the code and the files that it names; using these requires trust.
+    # A request describes a run. `list_calls` returns the code and files that the request names, which need trust.
     return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 

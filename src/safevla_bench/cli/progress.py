@@ -29,7 +29,7 @@ _BAR_WIDTH = 12
 @contextmanager
 def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
     # Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not.
-    # `make(console)` returns a context manager of what is drawn, such as a progress bar, which is yielded.
+    # `make(console)` returns a context manager for what is drawn. Its value, such as a progress bar, is yielded.
     from rich.console import Console
 
     # `main` has replaced stderr by a stream that escapes control sequences; drawing needs the original stream.
@@ -93,7 +93,7 @@ class EpisodeLines:
 
     def __init__(self, scorer: OutcomeScorer) -> None:
         self.scorer = scorer  # judges each episode when it ends
-        self.count = self.total = 0  # finished episodes and episodes to run
+        self.count = self.total = 0  # numbers of finished episodes and of all episodes
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         # A run with several batches of episodes calls this before each batch, so the count starts again.
@@ -132,7 +132,7 @@ class RunProgressBar:
         self.progress = progress
         self.scorer = scorer
         self.task = progress.add_task("starting", total=None)  # the bar's id; `started` sets the total
-        # For each metric, whether it holds in each finished episode; episodes in which it is unknown are left out.
+        # For each metric: true or false for each finished episode. An episode in which this is unknown is left out.
         self.rates: dict[str, list[bool]] = {"SR": [], "Safety": [], "SBU": []}
         self.crashed = 0  # number of episodes that crashed
 

@@ -81,7 +81,7 @@ def eval_command(
         report = run_command.shown / folder.REPORT
         next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
         echo(f"Run folder: {run_command.shown}", f"Report: {report}", next_step)
-    # A few invalid actions are failures of the policy. If all episodes end with one, the setup is probably wrong.
+    # A few invalid actions are failures of the policy. If every episode ends with one, the setup may be wrong.
     outcomes = {row.outcome for row in rows}
     if "crashed" in outcomes:
         context.exit(CRASHED)
@@ -117,7 +117,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
         stopped_text = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
         effect = "Such episodes count as unsafe; their success is unknown."
         echo(f"Stopped at the first violation: {stopped_text}. {effect}")
-    # With --until, the sentence says whether the condition holds; else it is "".
+    # A sentence that says whether the condition of --until holds; "" without --until.
     decision = stopping_rule.describe_decision(folder.read_description(run_command.out))
     if decision:
         echo(decision)
@@ -131,7 +131,7 @@ def _observe_run(
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     # Yield the observer of the run, and the list of the tracking observers that it notifies.
     request = run_command.request
-    # A tracker is a program that collects results of experiments. `config` is the run's configuration that it shows.
+    # A tracker is a program that collects results of experiments and shows `config`, the run's configuration.
     fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
         **{name: getattr(request, name) for name in fields},
@@ -172,7 +172,7 @@ def _print_notes(run_command: RunCommand) -> None:
 
 
 def _write_registration(run_command: RunCommand, path: Path) -> None:
-    # Write the plan and the rules to a file, by whose digest others can later check that the run followed them.
+    # Write the plan and the rules to a file. By the file's digest, others can later check that the run followed both.
     registration = rollouts.freeze_request(run_command.request, run_command.ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
@@ -334,7 +334,7 @@ def estimate_table(plan: RunEstimate) -> Table:
     rows = []
     for scene in plan.scenes:  # a scene is a policy and a task
         values = [getattr(scene, name) for name in _COLUMNS]
-        # Only the number of cameras can be None: the policy is asked for it when it runs.
+        # Only the number of cameras can be None: the policy is asked for this number during the run.
         rows.append(tuple(Cell("asked" if value is None else str(value)) for value in values))
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
     columns = tuple(Column(head, numeric=index > 2) for index, head in enumerate(heads))  # columns 0 to 2: text

@@ -75,7 +75,7 @@ class JudgedSources:
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
         """Return the verdicts on the sources. Print a note on stderr on each source that other rules judged before."""
-        # `skip_invalid` leaves out invalid episodes; else they are an error. `makers` has the text of each note.
+        # Invalid episodes raise an error, or are left out if `skip_invalid` is set. `makers` has the text of each note.
         # `mixes_starts`: the sources may contain both benchmarks and suites of chosen start states.
         with show_status("judging"):
             skip = self.skip_invalid
@@ -95,7 +95,7 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
 
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
-    # Return the sources of a command with the rules by which it judges them. `values` has the options' values by name.
+    # Return the sources of a command, and the rules for judging. `values` has the values of the options by name.
     sources = values["sources"]
     # With `safevla show --formula`, nothing is judged, so the rules that judged the sources before are not needed.
     ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
@@ -107,7 +107,7 @@ def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
     """Return the rules for new episodes in a host. Without judging options, the rules of the `registration` apply."""
-    # `values` has the values of the judging options; `out` has the run folder, whose rules --rules as-judged selects.
+    # `values` has the values of the judging options; --rules as-judged selects the rules of the run folder in `out`.
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -162,7 +162,7 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
 
 
 def _holds_tasks(path: Path) -> bool:
-    # Return whether a file of --rules has tasks, templates or benchmarks, not specifications; False if unreadable.
+    # Return whether a file of --rules has tasks, templates or benchmarks. An unreadable file counts as having none.
     try:
         with memory.limit_memory(path):
             text = read_text(path)

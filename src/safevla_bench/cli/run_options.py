@@ -219,7 +219,7 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
     """Return two mappings of keys in a --config file to options: keys at the top level, and keys in `[judge]`."""
     all_options = [option for option in command.params if isinstance(option, click.Option) and option.expose_value]
     by_key = {option_key(option): option for option in all_options}
-    # `by_key` has spellings such as `max-steps`; `option.name` is the parameter's name, such as `max_steps`.
+    # The keys of `by_key` are spellings such as `max-steps`; `option.name` is a parameter's name such as `max_steps`.
     judging = {name: option for name, option in by_key.items() if option.name in rules.JUDGE_OPTIONS}
     return {name: option for name, option in by_key.items() if name not in (*judging, *_NO_KEYS)}, judging
 
@@ -299,13 +299,13 @@ def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
 def _find_naming_file(
     context: click.Context, plan: Mapping[str, Any], request_file: Path | None, request: Request
 ) -> Path | None:
-    # If a file names code, servers or other files of the run, return this file, because it needs trust; else None.
+    # Return the file that names code, servers or other files of the run, and so needs trust; None if no file does.
     # Code, servers and files that the command line names need no trust.
     # `request_file` is the file from which the request was read; None = only options define the request.
     calls = set(request.list_calls())  # everything that needs trust, as texts
     if calls <= _list_calls(context, plan, [ParameterSource.COMMANDLINE]):
         return None
-    # If the command line and the --config file (`DEFAULT_MAP`) name all calls, the --config file names some of them.
+    # If the command line and the --config file together name every call, the --config file names at least one call.
     option_calls = _list_calls(context, plan, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
     if request_file is None or calls <= option_calls:
         return context.meta.get(CONFIG)
@@ -386,7 +386,8 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
     # Return the policies to run. `plan` maps options to values; `recorded` are the policies of a recorded request.
     # A policy of a resumed or registered run keeps its arguments, filter and delay, except those that options replace.
     recorded_by_name = {policy.name: policy for policy in recorded}
-    # Without --policy, the recorded policies run again. Arguments, filters and delays are assigned by their names.
+    # Without --policy, the recorded policies run again.
+    # Arguments, filters and delays are assigned to policies by the policies' names.
     named = plan.get("policies") or recorded
     names = [policy.name for policy in named]
     arguments = parse_arguments(plan["arguments"], names) if "arguments" in plan else {}

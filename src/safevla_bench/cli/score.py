@@ -64,7 +64,7 @@ def score_command(
     if combine:
         _combine(sources, out, form)
         return
-    # For each source, the files of other tools, which have only successes and failures; [] if it has none.
+    # For each source: the files of other tools in it, which have only successes and failures; [] without such files.
     results_by_source = [foreign.find_results(path) for path in sources.paths]
     if results_by_source and all(results_by_source):
         if out is not None:
@@ -251,7 +251,7 @@ def validate_command(
     for source, records in checked.items():
         for problem in records.problems:
             echo_message(f"error: {problem}", err=True)
-        # Counts of invalid episodes, of damaged places and of lost episodes (`unknown` = more may be lost).
+        # Counts of invalid episodes, of damaged places and of lost episodes. `unknown`: further episodes may be lost.
         left_out = LeftOut.from_problems(records.problems)
         counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad"
         if left_out.damaged or left_out.lost:

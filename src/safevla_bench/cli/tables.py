@@ -122,8 +122,8 @@ def tables_command(
 def _load_inputs(
     sources: rules.JudgedSources, names: Sequence[str], *, digests: bool
 ) -> tuple[Judged | None, catalog.TableInputs]:
-    # Judge the sources. Return the results and the data of the tables. Without sources, the results are None;
-    # then only the table `active` (23 in the paper) is possible, which shows where specifications apply.
+    # Judge the sources. Return the results (None without sources) and the data of the tables.
+    # Without sources, only the table `active` (23 in the paper) is possible, which shows where specifications apply.
     if sources.paths:
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         return judged, table_material(judged, digests=digests)
@@ -195,7 +195,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     judged.ruleset.require_whole(reason, "Judge without applicability=phased.")
     paths = [path.resolve() for path in choice.sources]
     names = [path.name for path in paths]
-    if len(set(names)) < len(names):  # make equal names distinct by the names of the parent folders
+    if len(set(names)) < len(names):  # if some names are equal, prefix each with the parent folder
         names = [f"{path.parent.name}/{path.name}" for path in paths]
     # Each source's name, with its pairs (policy, suite).
     run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
@@ -204,7 +204,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
-    # Return the file of a viewer with one episode: the chosen one, or the only one. `encode` makes the file's bytes.
+    # Return a viewer's file with one episode: the chosen or the only episode. `encode` makes the bytes of the file.
     if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose an episode by --episode; `safevla episodes` lists all."
         raise RunError(f"a file of this format holds one episode, but there are {len(judged.records)}", remedy=remedy)
@@ -216,7 +216,7 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
 
 def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
     # Write a LeRobot dataset into `choice.out`, with pictures of `choice.cameras`, if any.
-    # `pairs` is the content of its index of pairs; None = a dataset without such an index.
+    # `pairs` is the content of the dataset's index of pairs; None = no index of pairs.
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
@@ -249,7 +249,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     if is_json_lines and choice.cameras:
         raise RunError("JSON lines hold no pictures", remedy="Leave --cameras out, or name a folder.")
     assert isinstance(settings, _PairSettings)
-    candidates, unusable = list_candidates(judged)  # comparable episodes, and the number of the others
+    candidates, unusable = list_candidates(judged)  # comparable episodes, and the number of all other episodes
     states = choose_pairs(candidates, settings.most, failures=settings.failures == "yes")
     # Start states without a pair are written as suites, from which more episodes can be run.
     suite_files = write_rollout_suites(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
@@ -277,7 +277,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
 
 
 def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
-    # Send the results to the experiment tracker `name`. `choice.out` is the run folder, whose name the new run gets.
+    # Send the results to the experiment tracker `name`. The tracker's run is named after the folder `choice.out`.
     tracking.require_trackers([name], "--format")
     report = choice.out / REPORT
     tracking.send_results(name, choice.out, judged, report if report.exists() else None)
@@ -298,7 +298,7 @@ def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    # `encode` returns the file's content. It returns None if it wrote the file or sent the results itself.
+    # `encode` returns the content of the file, or None if `encode` itself has written the file or sent the results.
     encode: Callable[[Judged, _ExportChoice], str | bytes | None]
     options: tuple[str, ...] = ("policy", "suite")
     settings: type[_FormSettings] | None = None
@@ -433,7 +433,7 @@ def board_command(
     folder = options.choose_output(out, runs, "board")
     check_folder(folder)
     with show_status("replaying, judging and drawing"):
-        # None without --audit, else policy -> result of its audit, for each run.
+        # For each run: policy -> result of the policy's audit. The list is None without --audit.
         audits = [audit_source(run, audit) for run in runs] if audit else None
         files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)

@@ -56,7 +56,7 @@ class ReplaySection:
 
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
-    # Yield (key, run folder, frame) for each frame: a still, film or replay.
+    # Yield (key, run folder, frame) for each frame. A frame is a still, a film or a replay.
     # A key is (policy, episode id), with the policy's new name. `names` has one mapping per path, or is empty.
     # Each mapping in `names` is recorded name -> new name. A policy without a new name keeps its recorded name.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
@@ -155,7 +155,7 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
     for index in rank_by_severity(scores):
         if index not in records or keys[index] not in replays:
             continue
-        # A copy, because the meshes are removed from it: the page stores them separately.
+        # The meshes are removed from this copy of the replay, because the page stores them separately.
         document = dict(replays[keys[index]])
         episode_meshes = document.pop("meshes")
         assert isinstance(episode_meshes, dict)  # `read_replay` has checked the type
@@ -188,7 +188,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
     # Yield a document for the 3-D player about each verdict in the episode; nothing if the episode has no record.
     # `episode` is an index in the scores. `first` is the first violating record (-1 = none), `worst` the worst record.
     # `spans` has the first and the last record of each violation.
-    # `bodies` are involved in the worst record, and `bodies_first` in the first violating record.
+    # `bodies` are the bodies involved in the worst record, `bodies_first` those involved in the first violating record.
     fields = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
@@ -209,7 +209,7 @@ def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Documen
 
 
 def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> list[Document]:
-    # Return the boxes to which these signals measure distances, as documents.
+    # Return documents that describe the boxes to which these signals measure distances.
     # A `box` has the center's x, y and z, then three sizes, in m and in the frame of `body` (None = world).
     # `fields` are the values of one episode; `bodies.call` is the expression that defines a signal, with its arguments.
     documents: list[Document] = []
@@ -221,7 +221,7 @@ def _find_signal_boxes(fields: RecordFields, signal_names: Sequence[str]) -> lis
 
 
 def _list_involved(moment: Moment | None) -> list[str]:
-    # Return the names of the bodies that determine a signal's value in one record, or the name of the joint.
+    # Return the names of the bodies (or of the joint) that determine a signal's value in one record.
     # Return [] if the bodies are unknown, or if there is no such record (`moment` is None).
     involved = moment.involved if moment else None
     if involved is None:

@@ -72,7 +72,7 @@ def analyze_scores(
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -> dict[str, Any]:
-    # Return fields of `Analysis`: `comparison` and `unpaired`, or else `uncompared`, the reason for no comparison.
+    # Return fields of `Analysis`: `comparison` and `unpaired`. If nothing is compared, return the reason, `uncompared`.
     # Return {} if fewer than two policies have episodes.
     with_episodes = [policy for policy in policies if len(policy)]
     if len(with_episodes) < 2:
@@ -89,7 +89,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
 def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
-    # Return the comparison of training checkpoints, or None if there is no series or its runs cannot be compared.
+    # Return the comparison of training checkpoints. Return None without a series, or if its runs cannot be compared.
     # In a series, the policies' names differ only in a number, such as the training step.
     runs = find_series(policies)
     with suppress(RunError):  # the report has no section on the series if the runs cannot be compared
@@ -98,8 +98,8 @@ def _compare_series(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    # Return the metrics under the paper's threshold variants. `rescore` judges the same records by another library;
-    # without it (None), only `scores` are used. Return None if the library does not allow the variants.
-    with suppress(SpecError):  # raised if units in the library and in the paper's threshold variants differ
+    # Return the metrics under the paper's threshold variants. `rescore` judges the same records by another library.
+    # If `rescore` is None, only `scores` are used. Return None if the library does not allow the variants.
+    with suppress(SpecError):  # raised if the library and the paper's threshold variants have different units
         return ablate_thresholds(scores, library, rescore)
     return None

@@ -64,7 +64,7 @@ class Chart(Sparkline):
 @dataclass(frozen=True, slots=True)
 class PlotArea:
     """Converts records and values to positions. `last` is the index of the record at the right edge. `times_s` are the
-    times of the last + 1 records; None = equal intervals. The value `low` is at `bottom`, `high` at `top` [pixels].
+    times of all records; None = equal intervals. The value `low` is at `bottom`, `high` at `top` [pixels].
     """
 
     last: int
@@ -76,7 +76,7 @@ class PlotArea:
 
     def x(self, record: float) -> float:
         """Return the horizontal position of a record, 0 to 1000. A record outside the area is moved to its edge."""
-        # `record` is an index, or a position between two records. `share` gives its position from 0 to 1.
+        # `record` is an index, or a position between two records. `share` gives the record's position from 0 to 1.
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
@@ -128,7 +128,7 @@ def draw_chart(chart: TraceChart) -> Chart:
         caption=_describe_chart(chart),
         height=HEIGHT,
         limit_label=f"limit {chart.limit_text}",
-        # The label is above an upper limit and below a lower limit, on the forbidden side.
+        # The label is on the forbidden side of the limit: above an upper limit, and below a lower limit.
         limit_label_y=_format_px(limit_y - 5 if chart.upper else limit_y + 13),
         # The ticks depend on the duration in seconds.
         across=_time_ticks(area.last * chart.dt_s if chart.times_s is None else float(chart.times_s[-1])),
@@ -139,13 +139,13 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, *, across_digits: int) -> dict[str, Any]:
     # Return the fields that a sparkline and a chart have in common, except `caption` and `height`.
-    # In `chart`, `failing` marks the violating records, and `gate` those in which the limit applies (None = all).
+    # In `chart`, `failing` marks the violating records, and `gate` the records in which the limit applies (None = all).
     # The line has at most `max_points` points; `across_digits` is the number of decimals of horizontal positions.
     worst_value, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
     # The forbidden area is above an upper limit, and below a lower limit.
     beyond_ys = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
     # A violation's rectangle extends to the neighboring records.
-    # The rectangle extends only halfway to these records if the specification has a condition (gate).
+    # The rectangle extends only halfway to the neighboring records if the specification has a condition (gate).
     margin_records = 1.0 if chart.gate is None else 0.5
     return {
         "line": _polyline_path(chart.values, area, max_points, across_digits),
@@ -189,7 +189,8 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     path = ""
     for begins, ends, x, y in zip(begins_line.tolist(), ends_line.tolist(), xs.tolist(), ys.tolist(), strict=True):
         point = f"{x:z.{across_digits}f},{y:z.1f} "
-        # A line starts with `M` (SVG). A point between two gaps is repeated: a line to itself is visible as a dot.
+        # A line starts with `M` (SVG).
+        # A point between two gaps is repeated, because a line from a point to the same point is visible as a dot.
         path += ("M" if begins else "") + point + (point if begins and ends else "")
     # Without zeros after the decimal point, pages are smaller.
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
@@ -247,7 +248,7 @@ def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _time_ticks(duration_s: float) -> tuple[tuple[str, str], ...]:
-    # Return (position in % of the width, label) of each tick; only a tick at 0 for a single record.
+    # Return (position in % of the width, label) of each tick. A single record has only the tick at 0.
     if duration_s <= 0:
         return (("0%", "0 s"),)
     ticks_s = round_ticks(0.0, duration_s, about=5)

@@ -33,7 +33,7 @@ class Evidence:
     vacuous: Mapping[str, str]
 
     def trace(self, spec_id: str) -> SpecTrace | None:
-        # Return the trace (signal, limit and verdict) of a specification; None if it has no verdict or is not scored.
+        # A trace has the signal, limit and verdict. Return None if the specification has no verdict or is not scored.
         return next((trace for trace in self.traces if trace.spec.spec_id == spec_id), None)
 
 
@@ -63,7 +63,7 @@ class EpisodeRecords:
     @property
     def stamps_s(self) -> Stamps:
         # Return a mapping: index of an episode in the scores -> the episode's time stamps (only if it has time stamps).
-        # `batch.stamps_s` maps indices in the batch; `_batch_indices` has the index of each episode of the scores.
+        # The keys of `batch.stamps_s` are indices in the batch; `_batch_indices` has each episode's index in the batch.
         stamps = self.batch.stamps_s if self.batch else {}
         return {
             episode: stamps[index]
@@ -78,7 +78,7 @@ class EpisodeRecords:
         if self.batch is None or index is None:
             return ""
         header, record_count = self.batch.headers[index], int(self.batch.lengths[index])
-        # A record of a run knows its initial state and seed; other records may lack them.
+        # A record of a run contains the initial state and the seed; other records may lack both.
         known_facts = {"initial state": header.init_state_index, "seed": header.seed}
         facts = [f"{name} {value}" for name, value in known_facts.items() if value is not None]
         duration_s = format_fixed(self.batch.elapsed_s(index, record_count - 1), 2)
@@ -153,7 +153,7 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
     # A specification without a verdict is described by its name, its state and the reason.
     if row.episode.success is None:  # the episode left no record
         return EpisodeDetails()
-    # Rows count episodes from 1, and `episode` is the index in the scores.
+    # `row.number` is the episode's number from 1, and `episode` is its index in the scores, from 0.
     scores, episode = records.scores, row.number - 1
     evidence = records.evidence(episode) if drawn else None
     header = records.header(episode)

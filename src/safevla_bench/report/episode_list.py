@@ -77,7 +77,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fragile_under(self) -> str | None:
         """The physics variations that change verdicts, with affected specifications; None = no change or no replay."""
-        # `firmness` has the results of the episode's replays under varied physics; None = it was not replayed.
+        # `firmness` has the results of the episode's replays under varied physics; None = no replays.
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
@@ -117,14 +117,14 @@ def list_episodes(
     specification (of any tier); episodes without a verdict on it are left out. Raises `ValueError` for an unknown id.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
-    # `column` is the specification's index in the scores. ACTIVE means that it has a verdict on the episode.
-    # `stamps_s` maps the index of an episode with time stamps to its records' times [s].
+    # `column` is the specification's index in the scores. ACTIVE: the specification has a verdict on the episode.
+    # `stamps_s` maps the index of an episode with time stamps to the times of the episode's records [s].
     candidates = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
     indices = [index for index in candidates.tolist() if only is None or index in only]
     rows = [_list_episode(scores, float(dt_s[index]), stamps_s.get(index), index, column) for index in indices]
     if column is not None:  # episodes without a record have no verdict
         return rows
-    # Episodes without a record continue the numbers of the recorded episodes.
+    # Episodes without a record have the numbers that follow those of the recorded episodes.
     absent = [
         (index, episode) for index, episode in enumerate(scores.absent, len(scores)) if only is None or index in only
     ]
@@ -157,9 +157,9 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
-        # Names and outcome are known even without a record; the scores follow if there are any.
+        # Names and outcome are known even without a record. An episode with a record also has the values of the scores.
         values = {name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
-        score_values: dict[str, object] = {"counted": False}  # the only value of an episode without a record
+        score_values: dict[str, object] = {"counted": False}  # without a record, there are no scores
         if index < len(scores):
             score_values = {name: column[index] for name, column in columns.items()}
         values |= {"number": row.number, **score_values, "reason": row.episode.reason, "why": row.why}
@@ -172,7 +172,7 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
 def _list_episode(
     scores: Scores, dt_s: float, times_s: Floats | None, index: int, spec_column: int | None
 ) -> ListedEpisode:
-    # Return the row of the episode `index`; `times_s` are the times of its records (None = one record each `dt_s`).
+    # Return the row of the episode `index`; `times_s` are the records' times (None = a record every `dt_s` seconds).
     episode, column = scores.episode(index), int(scores.worst_column[index])
     # `worst_column` is the index of the episode's worst specification; -1 without a verdict.
     # Without `spec_column`, the row shows the worst specification, and the first violation of any specification.
@@ -197,8 +197,9 @@ def _list_episode(
 
 
 def _spec_margin(scores: Scores, column: int, index: int) -> SpecMargin:
-    # Return the margin of the specification in `column` in the episode `index`.
-    # `rho` is -inf, here None, if a Boolean signal decided a violation; `depth` is NaN, here None, if it is unknown.
+    # Return the margin in one episode (`index`) to the limit of one specification (`column`).
+    # A `rho` of -inf means that a Boolean signal decided a violation. A `depth` of NaN is unknown.
+    # Both values become None in the margin.
     spec, rho = scores.specs[column], finite_or_none(scores.rho[column, index])
     return SpecMargin(
         spec=spec.spec_id,

@@ -48,14 +48,14 @@ class EpisodeEntry:
 
     @property
     def policy(self) -> str:
-        # Return the policy's displayed name, also if the records name none.
+        # Return the policy's displayed name, even if the records name no policy.
         return self.row.policy or UNNAMED
 
     @property
     def ending(self) -> str:
         # Return the ending and the verdict as text, such as `Failed, unsafe, fragile`.
         # Fragile means that varied physics changes a verdict.
-        # If `success` is None, the episode left no record; then return the text for its `kind`, a key of `ENDINGS`.
+        # If `success` is None, the episode left no record. Then return the text that `ENDINGS` has for `kind`.
         episode = self.row.episode
         if episode.success is None:
             return ENDINGS[self.kind]
@@ -70,7 +70,7 @@ class EpisodeEntry:
 
     @property
     def severity(self) -> str:
-        # Return the episode's VSI, its greatest depth of violation (0 to 1), as text; a dash if it is unknown.
+        # Return as text the episode's VSI, the greatest depth of violation (0 to 1); a dash if VSI is unknown.
         return NO_VALUE if self.row.episode.vsi is None else format_fixed(self.row.episode.vsi, 3)
 
     @property
@@ -141,7 +141,7 @@ def _ending_kind(episode: EpisodeScore | AbsentEpisode) -> str:
         return "cr"
     if episode.safe is None:
         return "nv"
-    if episode.outcome == "stopped":  # with a verdict: it violated a limit before the stop
+    if episode.outcome == "stopped":  # stopped with a known verdict: a limit was violated before the stop
         return "st"
     success_letter = "s" if episode.success else "f"
     return success_letter + ("s" if episode.safe else "u")

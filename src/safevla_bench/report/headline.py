@@ -45,18 +45,18 @@ def build_headline(
     # Without any verdict, the answer says why Safety is unknown.
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
-        # If episodes ran but have no verdict, their reasons replace this one.
+        # If episodes ran but have no verdict, the reasons why they have none replace the text above.
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
         return Headline(f"Safety is not known: {reason}.", tuple(filter(None, lost_sentences)))
     # Shortened name of each policy -> its Safety over all suites.
     all_rates = _pool_by_policy(cells, SAFETY)
-    # The policy noop counts only if it is the only policy.
+    # The policy noop is left out unless it is the only policy.
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
     if len(rates) > 1:
         # The comparison may have no verdict on Safety.
-        # For example, means over tasks may rank the policies differently.
+        # For example, there is no verdict if means over tasks rank the policies differently.
         is_ranked = not any(result.no_verdict for result in _safety_differences(comparison))
         answer = _several_policies_answer(rates, noun, is_ranked=is_ranked)
     else:
@@ -87,7 +87,7 @@ _WIDE_INTERVAL_SENTENCE = (
 
 def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
     # Yield up to two sentences: on cells (policy × suite) with episodes without a verdict, and on stopped episodes.
-    # `no_verdict` maps each reason to its number of episodes, and `unjudged` is their sum.
+    # `no_verdict` maps each reason to its number of episodes, and `unjudged` is the sum of these numbers.
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named_cells = list(zip(names, cells, strict=True))
     if unjudged := [f"{name}: {describe_unjudged(cell.no_verdict)}" for name, cell in named_cells if cell.unjudged]:
@@ -106,7 +106,7 @@ def describe_mixture(scores: Scores) -> str:
     policy `noop` is left out.
     """
     # Policy -> number of judged episodes of each (suite, task). Tasks without a judged episode have the count 0.
-    # So the keys are all tasks that the policy ran, and the counts weight the tasks in its Safety.
+    # So the keys are all tasks that the policy ran. The counts are the tasks' weights in the policy's Safety.
     judged_counts: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
     rows += [(episode.policy, episode.benchmark, episode.task_id, False) for episode in scores.absent]
@@ -169,13 +169,14 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
     violating = f"{violating_count or 'None'} of {len(rates)} policies"
     if not violating_count:
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
-        # The policy with the fewest episodes has the weakest bound. `starts` counts initial states, if fewer.
+        # The policy with the fewest episodes has the weakest bound.
+        # If `starts` is set (fewer initial states than episodes), the bound counts initial states.
         fewest = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)
         return f"{violating} broke a safety limit in {episodes}; {fewest} has the fewest episodes: {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
-    # If the rates look equal, or must not be ranked, list all of them.
+    # If the rates look equal, or must not be ranked, list the rates of all policies.
     if not is_ranked or _format_rate(rates[best]) == _format_rate(rates[last]):
         all_rates = ", ".join(f"{name} {_format_rate(rate)} ({_format_ci(rate)})" for name, rate in rates.items())
         return f"{violating} broke safety limits; Safety: {all_rates}."

@@ -147,7 +147,7 @@ def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: fro
 
 def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[str, object]:
     # Return the template's variables that depend on single episodes. `episodes` has the lines of the page's table.
-    # `case_numbers` maps the number of an episode to its number among the worst episodes, from 1.
+    # `case_numbers` maps an episode's number in the table to the position, from 1, among the worst episodes.
     worst = list(draw_worst(records, episodes.entries))
     return {
         "worst": worst,
@@ -271,7 +271,7 @@ def find_shared_states(
 
 
 def _outcome_diversity(scores: Scores, episodes: Sequence[int]) -> float:
-    # Return how much the outcomes of these episodes (indices) differ; greater means more.
+    # Return a number that grows with the differences between the outcomes of these episodes (indices).
     # An episode's verdict is safe, unsafe or unknown. VSI is the depth of the worst violation (0 to 1; NaN = unknown).
     verdict_count = len({scores.verdict(k) for k in episodes})
     success_count = len(set(scores.success[episodes].tolist()))  # 1 = all episodes succeed, or none does

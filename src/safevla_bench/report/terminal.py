@@ -31,7 +31,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
     # 100 columns is the default if the size of the terminal is unknown.
     line_width = shutil.get_terminal_size((100, 24)).columns if width is None else width
     plotted, other_kept = explanation.violated_clauses, explanation.kept_clauses
-    # `plotted` are the clauses (specifications with a verdict) with a plot, and `other_kept` those in a table.
+    # A clause is a specification with a verdict. Those in `plotted` get a plot; those in `other_kept` are in a table.
     if plot_all:
         plotted, other_kept = explanation.clauses, ()
     elif not plotted:  # no clause is violated
@@ -89,7 +89,7 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
     # Return the lines on one judged specification: heading, formula, facts, and the plot of its signal.
-    # `first` is its first violating record (None = no violation), `worst` its worst record, and `why` the cause.
+    # `first` is the first violating record (None = no violation), `worst` the worst record, and `why` the cause.
     # All lines below the heading are indented by 2, so their width is `width - 2`.
     chart, worst_label = clause.chart, "worst" if clause.violated else "nearest"
     margin = format_margin(clause)
@@ -123,7 +123,7 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
     # Return the time, the step, the value and the involved bodies of a record as text.
-    # `involved` are the bodies that determine the value (None = unknown); `amount` is their largest value as text.
+    # `involved` are the bodies that determine the value (None = unknown); `amount` is the largest value of a body.
     involved = moment.involved
     amount = f", {involved.amount}" if involved and involved.amount else ""
     bodies = f"; {involved}{amount}" if involved else ""
@@ -192,7 +192,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
 
 
 def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
-    # Return the row of dots that draws each value, counted from the top; NaN if the value is not finite.
+    # Return for each value the index of the row of dots that draws it (0 = top row); NaN if the value is not finite.
     # `high` is in row 0 and `low` in the last row; a row of characters has four rows of dots.
     dots = (high - values) / (high - low) * (4 * ROWS - 1)
     return np.where(np.isfinite(dots), np.rint(dots), np.nan)

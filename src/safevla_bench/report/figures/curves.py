@@ -75,7 +75,7 @@ def _draw_sweep_panel(
     curves: Sequence[tuple[int, Sequence[Rate]]],
     marked_thresholds: Sequence[float],
 ) -> None:
-    # Each of `curves` is the index of a policy and its rate at each threshold.
+    # Each of `curves` is the index of a policy, and the policy's rates, one for each threshold.
     # Only every few points have a marker.
     # The first marker of each curve is at a different point, so that the markers of identical curves stay visible.
     marker_step = max(1, len(thresholds) // 5)
@@ -144,7 +144,7 @@ def _draw_series_panel(
     has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    room = _ROOM_SHARE * (last_label - first_label) or 1.0  # 1 if there is only one label
+    room = _ROOM_SHARE * (last_label - first_label) or 1.0  # with only one label, the room is 1
     axes.set_xlim(first_label - room, last_label + room)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
@@ -207,7 +207,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
     share [%], and the lower and upper end of the share's interval [%]. `ANY_LIMIT` also has a point at time 0.
     """
     incidence, share = onset.incidence, onset.incidence.shares[VIOLATED]
-    # A share of -1 before the first share makes the first point (time 0) count as a rise, since shares are at least 0.
+    # -1 is put before the shares, which are at least 0, so that the first point (time 0) counts as a rise.
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
     return np.array([incidence.times, 100 * share, 100 * incidence.low, 100 * incidence.high])[:, rises]
 
@@ -234,7 +234,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     band_note = f"Band: pointwise 95 % interval of the share for any limit ({method})."
     return sheet.draw_panels(
         "When violations begin",
-        # The height of a panel [inches]; a single row of (at most two) panels is higher.
+        # The height of a panel [inches]; a single row of (at most two) panels is taller.
         1.8 if len(cells) <= 2 else 1.05,
         [f"{cell.policy or UNNAMED}, {cell.suite} (n = {cell.specs[-1].incidence.n})" for cell in cells],
         lambda axes, k: _draw_onset_panel(axes, cells[k], names, share_end),
@@ -247,7 +247,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
 
 
 def _draw_onset_panel(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: float) -> None:
-    # Draw one policy on one suite. `names` are the violated specifications of all panels, which determine colors.
+    # Draw one policy on one suite. `names` are the violated specifications of all panels; the colors depend on `names`.
     # `share_end` is the top of the vertical axis in percent, a multiple of 10.
     axes.set_xlim(0, cell.end_s or 1.0)
     axes.set_ylim(0, share_end * 1.03)

@@ -137,12 +137,13 @@ def _font_code_points(path: str) -> frozenset[int]:
         return frozenset()
 
 
-# The font family of text, and the name prefix of fallback fonts, which draw a box for every character.
+# The font family of text.
+# A font whose name begins with `_BOXES` draws a box for every character.
 _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
 def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
-    """Return the drawable text, wrapped to lines of at most `room_in` inches if its letters have average width."""
+    """Return the drawable text, wrapped to at most `room_in` inches, assuming letters of average width."""
     return textwrap.fill(drawable_text(text), count_characters(room_in, size), break_on_hyphens=True)
 
 
@@ -222,8 +223,8 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
 
 def _make_legend_handle(entry: KeyEntry, label: str) -> Line2D:
     # Return the line and marker that represent a series in the legend; `label` is the wrapped text next to them.
-    # `entry.series` is the series' index, which determines color, line style and marker unless the entry sets them.
-    # The lists are empty, because the handle itself has no points in a panel.
+    # `entry.series` is the series' index. It determines color, line style and marker, unless the entry sets these.
+    # The line has no points (empty lists), because it is not drawn in a panel.
     line_style: Dash = "-" if entry.solid else series_dash(entry.series)
     return Line2D(
         [],
@@ -263,7 +264,7 @@ def draw_panels(
     `draw(axes, index)` fills a panel; without titles, the figure shows the text `empty`. `across` and `upward` label
     the horizontal and the vertical axes; without `upward`, each panel has its own vertical ticks.
     """
-    # Constants below are inches of room for headings, ticks and axis labels.
+    # The constants below are the room for headings, ticks and axis labels, in inches.
     count, columns = len(titles), min(len(titles), 2) or 1
     rows = -(-count // columns) or 1  # the quotient, rounded up
     width_in = PAGE.get().width_in

@@ -27,7 +27,7 @@ class TradeoffPoint:
     n: int
     success: Rate
     safety: Rate
-    marker: int  # index of the marker's shape; shapes differ by suite if suites share a panel, else by policy
+    marker: int  # index of the shape: a shape per suite if suites share a panel, otherwise per policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _make_panel(
     title: str, cells: Sequence[Summary], policies: Sequence[str], marker_suites: Sequence[str]
 ) -> TradeoffPanel:
     # Return a panel with one marker per policy, or, with `marker_suites`, per policy and suite.
-    # `policies` are all policies of the figure; an index in it determines a marker's color.
+    # `policies` are all policies of the figure. A policy's index in this list determines the color of its markers.
     cells_by_name: dict[str, list[Summary]] = {}  # the summaries that each marker pools
     for cell in cells:
         name = f"{policy_name(cell)}, {cell.suite}" if marker_suites else policy_name(cell)
@@ -116,7 +116,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
     """Return the points that no other point dominates, by increasing first coordinate. A point dominates another point
     if it is at least as good in both coordinates and better in one.
     """
-    # Points are visited by decreasing first coordinate, and at equal first coordinates by decreasing second one.
+    # Points are visited by decreasing first coordinate. If first coordinates are equal, the second ones decrease.
     # So a point is dominated unless its second coordinate exceeds that of all earlier points.
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
@@ -179,7 +179,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
     axes.locator_params(nbins=6, integer=True)
     axes.grid(True)
     if panel.frontier:
-        # The frontier continues to the left and to the lower border of the panel, because it bounds a dominated area.
+        # The frontier bounds the dominated area, so its line continues to the left border and to the lower border.
         left_end, lower_end = (xlim[0], panel.frontier[0][1]), (panel.frontier[-1][0], ylim[0])
         xs, ys = zip(left_end, *panel.frontier, lower_end, strict=True)
         axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
@@ -196,7 +196,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], yli
 
 def _tradeoff_notes(tradeoff: Tradeoff) -> list[str]:
     # Return the notes below the figure: how to read it, the points that are not shown, and warnings.
-    # `pooled` are the suites whose episodes are pooled, and `suites` those that share a panel.
+    # `pooled` are the suites whose episodes are pooled, and `suites` are the suites that share a panel.
     # A panel's `missing` are the policies without a marker.
     sentences = []
     points = [point for panel in tradeoff.panels for point in panel.points]

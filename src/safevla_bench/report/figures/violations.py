@@ -143,8 +143,9 @@ def compute_margins(scores: Scores) -> Margins:
 
 
 def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) -> MarginRow:
-    # Return one policy's margins to the limit in `column`; `series` is the policy's index, `is_selected` [E] a mask.
-    # ACTIVE means a verdict, and VACUOUS that the specification's condition never occurred.
+    # Return one policy's margins to the limit of the specification in `column`.
+    # `series` is the policy's index, and `is_selected` [E] is the mask of the policy's episodes with a verdict.
+    # ACTIVE: the episode has a verdict. VACUOUS: the specification's condition never occurred in the episode.
     state = scores.state[column, is_selected]
     rho = scores.rho[column, is_selected][state == ACTIVE]
     # A violation that a Boolean signal decided has the robustness -inf, and so no margin.
@@ -162,7 +163,7 @@ def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) ->
 @sheet.figure_style()
 def draw_margins(value: Margins) -> Figure:
     """Draw a row per specification and policy: a box between the quartiles, a line from least to greatest margin."""
-    # `blocks` has (specification, its rows), with a row for each policy.
+    # Each of `blocks` is (specification, rows), with a row for each policy.
     # Rows are labeled with the policies' names, or with numbers if a name is wider than 0.9 inches.
     labels, is_numbered = sheet.series_signs(value.policies, 0.9)
     row_counts = [len(rows) for _, rows in value.blocks]

@@ -118,7 +118,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
     """Return the reasons why published rows are not comparable; each reason begins with the labels of its rows."""
-    # `rows` are pairs (row, label); `incomparable` has the reasons of one row.
+    # `rows` are pairs (row, label); `incomparable` says why a row is not comparable.
     # The inner dictionary serves as a set that keeps the order of labels.
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:

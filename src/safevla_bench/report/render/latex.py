@@ -91,7 +91,7 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
 
 def _table_width(table: Table) -> int:
     # Return the approximate width of the table in characters, with a gap of 2 between columns.
-    # A cell has its text and, next to it, the details `below`. Text columns count at most 40 characters.
+    # A cell has its text and, on the same line, the details `below`. A text column counts as at most 40 characters.
     width = 0  # width of the columns so far, in characters
     for k, column in enumerate(table.columns):
         cell_lengths = [len(row[k].text) + len(row[k].below) for row in table.rows]

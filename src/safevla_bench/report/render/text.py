@@ -29,12 +29,12 @@ def render_text(table: Table, width: int | None = None) -> str:
     table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
     all begin with the text columns that identify the rows. Only a long word or number makes a line wider than `width`.
     """
-    # Details of the rows' names are not shown in the rows, but by a mark and a note.
+    # A detail of a row's name is not in the row: a mark in the row refers to a note below the table.
     mark_by_detail = _assign_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_cell(row[0], mark_by_detail), *row[1:])]
     has_tall_row = any(len(_cell_lines(cell)) > 1 for cell in cells)
     lines = [wrap_text(escape_controls(table.title)), ""]
-    # Each part has some of the columns: its heading, then its rows.
+    # Each part of the table has some of the columns. Its lines are the heading, and then the rows.
     for head, *rows in _format_parts(table, mark_by_detail, width):
         # An empty line follows each row if any row has several lines; otherwise, it only follows the last row.
         lines += [head, *(f"{row}\n" for row in rows)] if has_tall_row else [head, *rows, ""]
@@ -79,7 +79,7 @@ _NAME_MARKS = "°§¶"
 
 
 def _assign_marks(tables: Sequence[Table]) -> dict[str, str]:
-    # Return detail (remark) in a row's first cell -> its mark; {} if there are more details than marks.
+    # Return a mapping: detail (remark) in a row's first cell -> mark; {} if there are more details than marks.
     # A mark is a sign such as ° that refers to a note below the table.
     # If the first column is numeric, the rows have no names to mark. An interval is not a remark on a name.
     named_tables = [table for table in tables if not table.columns[0].numeric]
@@ -153,7 +153,7 @@ def _divide_columns(
     # Yield the columns (indices) of each part of the table, so that each part fits into `max_width` if possible.
     # Every part of the table begins with a key: as many of the first text columns as are needed to identify each row.
     # If no text columns identify each row, the key is the first text column; without text columns, the first column.
-    # The key loses its last columns until it takes at most half of the width or has only one column.
+    # The last columns of the key are removed until the key fits into half of the width, or has only one column.
     text_columns = [k for k, column in enumerate(columns) if not column.numeric]
     candidates = (text_columns[:count] for count in range(1, len(text_columns) + 1))
     # `str` makes the lists of lines hashable, for a set of the different keys.
@@ -162,7 +162,7 @@ def _divide_columns(
     while len(key) > 1 and 2 * sum(least_widths[k] + 1 for k in key) > max_width:
         key.pop()
     part = [*key]
-    # Add the other columns in their order; begin a new part if a column does not fit. Gaps are 1 wide.
+    # Add the other columns in their order; begin a new part if a column does not fit. Gaps are one character wide.
     for k in sorted({*range(len(columns))} - {*key}):
         width_with_column = sum(least_widths[column] + 1 for column in part) + least_widths[k]
         # Each part has at least one column in addition to the key, even if it does not fit.
@@ -231,7 +231,7 @@ _WORD = re.compile(r"([\s`|\\]+)")
 def _escape_markdown(text: str) -> str:
     # Return the text with Markdown syntax and links escaped. A word with a dot after an @ may be an e-mail address.
     # Such a word becomes a code span, because renderers make links even of escaped e-mail addresses.
-    # `_WORD` splits at spaces, backticks, bars and backslashes, and keeps them as pieces.
+    # `_WORD` splits at spaces, backticks, bars and backslashes; these characters are also kept as pieces.
     pieces = _WORD.split(escape_controls(text))
     # The slice requires a character before the @, and `[2]` is the text after the @.
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
@@ -308,7 +308,7 @@ def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
 
 def _csv_field(cell: Cell, suffix: str) -> str:
     # Return the field of a cell in the CSV column with this suffix; "" if the cell has no such fact.
-    # `of` is the value's number of episodes if it differs from the row's.
+    # `of` is the n of the value, if this differs from the n of the row.
     if suffix in ("low", "high"):
         return "" if cell.interval is None else repr(cell.interval[0 if suffix == "low" else 1])
     if suffix == "n":

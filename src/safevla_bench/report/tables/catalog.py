@@ -152,7 +152,7 @@ def _composition_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of auxiliary runs, its summaries of policy × suite), or nothing if no run is auxiliary.
-    # Means leave these runs out. `host` is not used; all builders have it.
+    # Means leave these runs out. `host` is an unused argument that all builders have.
     if inputs.auxiliary_cells:
         shown = inputs.with_published(inputs.auxiliary_cells)
         yield cell_tables.auxiliary_table(shown, inputs.roster), shown
@@ -160,21 +160,22 @@ def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _severity_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of VSI and P[U|S], the summaries of policy × suite), or nothing without summaries.
-    # `host` is not used; all builders have it.
+    # `host` is an unused argument that all builders have.
     if inputs.cells:
         yield cell_tables.severity_table(inputs.cells, inputs.roster), inputs.cells
 
 
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of rates by task, the summaries of policy × suite), or nothing without scores.
-    # `host` is not used; all builders have it.
+    # `host` is an unused argument that all builders have.
     if inputs.scores is not None and inputs.cells:
         yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of the specifications that apply to each task, all summaries of policy × suite).
-    # `host` is not used; all builders have it. The tasks are those of the scores; without scores, all registered tasks.
+    # `host` is an unused argument that all builders have.
+    # The table has the tasks of the scores or, without scores, all registered tasks.
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
@@ -186,7 +187,7 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of violations with and without tags of tasks, all summaries of policy × suite).
-    # Yield nothing if scores or records are missing. `host` is not used; all builders have it.
+    # Yield nothing if scores or records are missing. `host` is an unused argument that all builders have.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         # Judge the same records once more, without tags.
@@ -196,7 +197,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of the time in violation, all summaries of policy × suite).
-    # Yield nothing if scores or records are missing. `host` is not used; all builders have it.
+    # Yield nothing if scores or records are missing. `host` is an unused argument that all builders have.
     if inputs.scores and inputs.records:
         exposures = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
         yield explain.exposure_table(exposure.summarize_exposure(exposures, inputs.scores)), inputs.cells
@@ -204,7 +205,7 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of the times of first violations, all summaries of policy × suite).
-    # Yield nothing if scores or records are missing. `host` is not used; all builders have it.
+    # Yield nothing if scores or records are missing. `host` is an unused argument that all builders have.
     scores, records = inputs.scores, inputs.records
     if not scores or not records:
         return
@@ -215,7 +216,8 @@ def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of bodies in violations, all summaries of policy × suite).
-    # Yield nothing if scores or records are missing, or if tags are ignored. `host` is not used; all builders have it.
+    # Yield nothing if scores or records are missing, or if tags are ignored.
+    # `host` is an unused argument that all builders have.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         body_violations = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
@@ -225,8 +227,8 @@ def _body_tables(inputs: TableInputs, host: str | None) -> Built:
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of agreement with the simulator's labels, all summaries of policy × suite).
     # If label and verdict differ in any episode, also yield a table of these episodes.
-    # Yield nothing if no record has labels. `host` is not used; all builders have it.
-    # `labels` has a mapping for each episode: name of a label -> its cost; {} if the episode has no label.
+    # Yield nothing if no record has labels. `host` is an unused argument that all builders have.
+    # `labels` has a mapping for each episode: name of a label -> cost; {} if the episode has no label.
     labels = read_labels(inputs.records.read_chunks()) if inputs.records is not None else ()
     if inputs.scores is not None and any(labels):
         rows, differing = measure_agreement(labels, inputs.scores)
@@ -242,7 +244,7 @@ class TableKind:
     name: str
     meaning: str
     build: Builder
-    numbers: Mapping[str, str | None] = field(default_factory=dict)  # table's number in the paper -> host of its suites
+    numbers: Mapping[str, str | None] = field(default_factory=dict)  # table's number in the paper -> host of the suites
     remedy: str = "Name sources that have episodes for this table; episodes of auxiliary policies do not count."
     """Remedy in the error message if the table cannot be built from the runs."""
 
@@ -315,7 +317,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tuple[str, ...]:
     """Return the warnings for numbers from these cells (policy × suite), which may include published cells."""
-    # A warning about missing tasks is needed only if the table has results of the paper, which are over whole suites.
+    # A warning about missing tasks is needed only if the table has the paper's results for whole suites.
     published_warnings = warn_of_published(cells)
     task_warnings = warn_of_tasks(cells, inputs.scores, inputs.registry) if published_warnings and inputs.scores else ()
     return (*published_warnings, *task_warnings, *provenance_marks.warn_of_cells(cells))
@@ -323,7 +325,7 @@ def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tupl
 
 def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
     # Return the tables of one kind, each with its summaries of policy × suite.
-    # `name` is the kind's name, for the suites of all hosts, or a number in the paper, for the suites of one host.
+    # If `name` is the kind's name, tables are for the suites of all hosts; if a number in the paper, for one host.
     # Raise `RunError` if the name is unknown or the runs lack the data.
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:

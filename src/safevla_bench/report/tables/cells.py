@@ -106,7 +106,7 @@ class Roster:
 
     def is_privileged(self, policy: str | None) -> bool:
         # Return whether the policy sees simulator state that no real robot has. None = a policy without a name.
-        # `privileged` has the names of these policies.
+        # `privileged` has the names of the policies that see simulator state.
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
@@ -115,8 +115,8 @@ class Roster:
         """
         # `published` has the paper's policies. Privileged policies see simulator state that no real robot has.
         measured_policies = {policy for policy in policies if policy not in self.published}
-        acting = measured_policies - {NOOP} or measured_policies  # an empty set falls back to `noop` alone
-        # If all are privileged, the set of the others is empty, and the privileged policies compete.
+        acting = measured_policies - {NOOP} or measured_policies  # `noop` competes only if it is alone
+        # If all acting policies are privileged, they compete with each other; else the privileged ones do not compete.
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
     def policy_column(self) -> Column:
@@ -262,9 +262,9 @@ def _unsafe_cell(cell: Summary) -> Cell:
 
 
 def _violation_rate_cell(spec_id: str, cell: Summary) -> Cell:
-    # Return the percentage of judged episodes that violate the specification; a dash if it decides no episode.
+    # Return the percentage of judged episodes that violate the specification; a dash without any verdict on it.
     # `active` counts the episodes to which the specification applies.
-    # `vacuous` counts those of the active episodes in which its condition never arose.
+    # `vacuous` counts the active episodes in which the specification's condition never arose.
     spec = {spec.spec_id: spec for spec in cell.specs}[spec_id]
     if not spec.active:
         return Cell.dash()
@@ -314,20 +314,21 @@ def violation_table(cell: Summary, *, scored: bool = True) -> Table:
 
 
 def _violated_cell(cell: Summary, spec: SpecSummary) -> Cell:
-    # Return `violated/judged` in numbers of episodes, marked as bad if any violates the specification.
+    # Return `violated/judged` in numbers of episodes, marked as bad if any episode violates the specification.
     # Without a verdict, return a dash with the reason.
     violated_count, why = spec.violations.count, _why_unjudged(cell, spec)
     return Cell.dash(why) if why else replace(Cell.fault(violated_count), text=f"{violated_count}/{spec.violations.n}")
 
 
 def _violated_of_active_cell(spec: SpecSummary) -> Cell:
-    # Return `violated/active`: the number of episodes that violate the specification, and that to which it applies.
+    # Return `violated/active`: how many episodes violate the specification, and to how many it applies.
     return Cell(f"{spec.violations.count}/{spec.violations_when_active.n}", spec.violations.count)
 
 
 def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
     # Return why the specification has no verdict in any episode of the cell; "" if it has a verdict in some episode.
-    # `active` counts the episodes to which it applies, and `inactive` maps reasons to numbers of the other episodes.
+    # `active` counts the episodes to which the specification applies.
+    # `inactive` maps each reason to the number of episodes in which the specification is inactive for this reason.
     if not spec.active:
         return "inactive" if spec.inactive else "no episode"
     # The specification applies to some episodes, but its condition never arose in them.
@@ -412,7 +413,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
         # For VSI, the paper prints some means over suites without the values of the suites.
         printed = printed_mean(run_cells[0].policy, suites) if metric is VSI else None
         return ExactCell(Cell(metric.format(printed.vsi), printed.vsi) if printed else Cell.dash(unknown_reasons[0]))
-    # A suite has a value only if it has a verdict, or an episode for metrics that need no verdict (SR).
+    # A suite has a value only if some episode has a verdict. For a metric without verdicts (SR), any episode is enough.
     judged = [cell for cell in run_cells if (has_verdict(cell) if metric.needs_verdict else cell.n)]
     if len(judged) < len(suites):
         return ExactCell(Cell.dash(f"{len(judged)} of {len(suites)} suites"))
@@ -547,7 +548,7 @@ def _metric_block(
     # Return a column for each suite and, if there are several suites, a column for the mean over them.
     # Rows are policies; only those in `competing` can be marked as the best of a column.
     # `policies` maps each policy to its summary on each suite.
-    # On `uneven_suites`, specifications judge only some of the episodes; no value that depends on them is marked.
+    # On `uneven_suites`, specifications judge only some of the episodes. Values that depend on such suites get no mark.
     uneven = set(uneven_suites) if metric.needs_verdict else set()
     headings = [Column(short, group=metric.heading, meaning=name) for name, short in _short_names(suite_names).items()]
     # For each column: policy -> its cell.
@@ -582,7 +583,8 @@ def _mark_column(
     """Return the column with marks: bold for the best value, a dagger for the largest SBU. Exact (unrounded) values
     decide. Cells are marked only if at least two competing values differ.
     """
-    # `heading` is the column without values. `exact_cells` and `competing` have policies, which are the table's rows.
+    # `heading` is the column without values. Each policy is a row of the table.
+    # `exact_cells` is policy -> cell, and `competing` are the policies whose cells may be marked.
     rivals = {policy: cell.exact for policy, cell in exact_cells.items() if policy in competing and cell.competes}
     exact_values = {policy: exact for policy, exact in rivals.items() if exact is not None}
     cells = {policy: exact_cell.cell for policy, exact_cell in exact_cells.items()}

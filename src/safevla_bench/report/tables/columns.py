@@ -68,7 +68,7 @@ def format_count(row: Summary | TaskRates | Incidence) -> Cell:
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
-    """Return the policy of a cell (results of one policy on one suite or task), or `UNNAMED` if it has no name."""
+    """Return the policy of a cell (results of one policy on one suite or task), or `UNNAMED` without a name."""
     return cell.policy or UNNAMED
 
 
@@ -84,13 +84,13 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
-    # The value in percent with one decimal. `of` (shown below the value) is None if the row's n says enough.
+    # The value in percent with one decimal. `of` (shown below the value) is None if it equals the row's n.
     return Cell.estimate(Fraction(rate.count, rate.n), rate.ci, 1, 100, of=None if n in (None, rate.n) else rate.n)
 
 
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
     """Return a mean with its interval; without a value, a dash with the reason `mean.unknown` or else `why_none`. If
-    too few episodes allow no interval, the cell shows their number. `n` is the row's number of episodes.
+    episodes are too few for an interval, the cell shows their number. `n` is the row's number of episodes.
     """
     # The cell shows `mean.n` only if it differs from `n`. `digits` is the number of decimals.
     if mean.value is None:
@@ -98,7 +98,7 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
     cell = Cell.estimate(mean.value, mean.ci, digits, of=None if n in (None, mean.n) else mean.n)
     if mean.n == 1:  # an interval from a single value says nothing
         return replace(cell, detail="one episode", interval=None)
-    # VSI|U has an interval only from `LEAST_UNSAFE` episodes on.
+    # VSI|U has no interval if there are fewer than `LEAST_UNSAFE` episodes.
     if mean.ci is None and mean.n < LEAST_UNSAFE:
         return replace(cell, detail=f"{mean.n} episodes")
     return cell
@@ -106,7 +106,7 @@ def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: i
 
 def number_cell(number: Rate | Mean, why_none: str = "", *, n: int | None = None) -> Cell:
     """Return the cell of a rate or mean with its interval: a rate in percent, a mean with three decimals."""
-    # `why_none` is the reason for a dash; `n` is the row's number of episodes (None = never show a different number).
+    # `why_none` is the reason for a dash; `n` is the row's number of episodes (None = show no number).
     return rate_cell(number, why_none, n=n) if isinstance(number, Rate) else mean_cell(number, why_none, n=n)
 
 
@@ -125,7 +125,7 @@ def format_points(share: float) -> str:
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
     """Return an interval in the metric's unit; a dash for None."""
-    # The metric says how many decimals (`digits`) and which factor (`scale`, 100 for percent) are shown.
+    # The metric sets the number of decimals (`digits`) and the factor of shown values (`scale`, 100 for percent).
     # `ends` are the low and high end in the metric's own scale, from 0 to 1 (differences: from -1 to 1).
     return NO_VALUE if ends is None else format_interval(*ends, metric.digits, metric.scale)
 
@@ -137,7 +137,7 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
     # `metric.given` says over which episodes a metric is defined.
-    # Readers expect a value over `n` episodes: all successes, or all episodes. The cell shows any other number.
+    # Readers expect a value over `n` episodes (all successes, or all episodes). Otherwise, the cell has the number.
     # If `n` is None, the cell shows no number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     number = cell.number(metric)
@@ -219,7 +219,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
 
 def drop_intervals(table: Table) -> Table:
     """Return the table without intervals and notes on them. Reasons for dashes and remarks on few episodes are kept."""
-    # A cell with an interval has the same interval as text in `detail`. Notes on intervals have known beginnings.
+    # A cell with an interval has the same interval as text in `detail`. Notes on intervals begin with known words.
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )

@@ -119,7 +119,7 @@ def format_level(comparison: Comparison) -> str:
 
 
 def _pvalue_cell(field: str, row: _Row) -> Cell:
-    # Return a p-value of the difference `row.result`; a dash if it is None. `field` is the name of its attribute.
+    # Return the p-value in the attribute `field` of the difference `row.result`; a dash if the p-value is None.
     value = getattr(row.result, field)
     return Cell("<0.001", value) if value is not None and value < 0.001 else Cell.number(value, 3)
 
@@ -153,7 +153,7 @@ def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
     >>> choose_letters(["careful", "hasty"]), choose_letters(["a", "b"]), choose_letters(["B", "a"])
     (('A', 'B'), ('A', 'B'), ('X', 'Y'))
     """
-    # The letters must not be names of policies, except if the two policies are called so, in this order.
+    # Neither letter may be a policy's name (ignoring case), unless the letters are the two names in the same order.
     names = tuple(policy.upper() for policy in policies)
     letters = [pair for pair in (("A", "B"), ("X", "Y"), ("P", "Q")) if names == pair or {*names}.isdisjoint(pair)]
     return letters[0] if letters else ("first", "second")
@@ -191,12 +191,12 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
     """Yield sentences on each action filter: its changes, its cost, and the episodes that it saved or spoiled."""
-    # A filter changes actions before they are executed. Its episodes are compared with unfiltered ones.
+    # A filter changes actions before execution. Episodes with the filter are compared with episodes without it.
     # `changed` is the number of changed actions, and `mean_change` the mean norm of their changes.
     for effect in comparison.interventions:
         steps = effect.extra_steps
         cost = "" if steps is None else f" In pairs of two successes, the filter adds {steps:+.1f} steps on average."
-        # The third field is the sum of the norms of all changes. As text, `changes` begins `changed 3 of 90 actions`.
+        # The third field is the sum of all changes' norms. The text of `changes` is like `changed 3 of 90 actions ...`.
         changes = ActionChanges(effect.actions, effect.changed, effect.mean_change * effect.changed)
         yield f"{effect.policy}: a filter {changes}.{cost}"
         for title, episodes in (("Violations gone", effect.saved), ("Successes lost", effect.spoiled)):
@@ -231,7 +231,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
 
 def describe_changes(report: ChangeReport) -> str:
     """Return as text the changes of suites that significantly affect SR or Safety, and the results of control runs."""
-    # A row is one policy with one change of its suites; `differences` maps each metric to changed minus unchanged.
+    # A row is one policy with one change of its suites. `differences` is changed minus unchanged suite, by metric.
     # The control is a second run of an unchanged suite: it shows how large differences are by chance alone.
     effects, control_effects = [], []
     for row in report.changes:
@@ -242,7 +242,7 @@ def describe_changes(report: ChangeReport) -> str:
             continue
         for metric, result in results:
             if result.excludes_zero:  # the effect is significant
-                # The verb has the direction, so the number is made positive.
+                # The verb (raises or lowers) gives the sign, so the number itself is made positive.
                 verb, sign = ("raises", 1) if (result.difference or 0.0) > 0 else ("lowers", -1)
                 effects.append(f"{row.change} {verb} {metric.label} of {row.policy} by {_in_points(result, sign)}")
     # An effect begins with the name of a change, so the first letter of the sentence is capitalized below.

@@ -36,7 +36,7 @@ def describe_comparison(comparison: Comparison) -> str:
     """Return as text the result for the primary metric, with all suites pooled: on these tasks, and for tasks like
     these. If no metric is known over all suites, the result is for the first suite in which a metric is known.
     """
-    # All suites pooled (or the first suite with results), and its comparison in the leading metric (Safety if known).
+    # All suites pooled (or the first suite with results), and the comparison in the leading metric (Safety if known).
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
     names = shorten_names(comparison.policies)
@@ -62,9 +62,9 @@ def describe_comparison(comparison: Comparison) -> str:
 
 def _describe_intervention(effect: Intervention, name: str) -> str:
     # Describe an action filter's effect on the same episodes; `name` is the filtered policy's name in the text.
-    # `saved` are the episodes that are unsafe only without the filter, `spoiled` those that succeed only without it.
+    # Episodes in `saved` are unsafe only without the filter. Episodes in `spoiled` succeed only without the filter.
     # `violations` and `successes` count the violations and successes without the filter.
-    # `violations_made` and `successes_gained` count those that occur only with the filter.
+    # `violations_made` and `successes_gained` count the violations and successes that occur only with the filter.
     made_text = f" ({effect.violations_made} new)" if effect.violations_made else ""
     gained_text = f" ({effect.successes_gained} gained)" if effect.successes_gained else ""
     return (
@@ -89,7 +89,7 @@ def _lead_metric(scope: SuiteComparison) -> MetricComparison:
 
 def _rename_policies(result: Difference, names: Mapping[str, str]) -> Difference:
     # Return the difference with each policy replaced by `names[policy]`.
-    # `better` and `better_by_task` are the significantly better policies; None = none is, and `get` keeps None.
+    # `better` and `better_by_task` name the significantly better policy. If there is none, None stays None.
     renamed = {field: names.get(getattr(result, field)) for field in ("better", "better_by_task")}
     return replace(result, first=names[result.first], second=names[result.second], **renamed)
 
@@ -101,12 +101,12 @@ def _pair_sentences(
     result: Difference, sr_result: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
     # Yield the verdict on two policies in one metric. `better` is the significantly better policy, or None.
-    # `sr_result` is their difference in SR; None if `metric` is SR, or if SR is not compared.
+    # `sr_result` is the policies' difference in SR; None if `metric` is SR, or if SR is not compared.
     describe_size = partial(_format_size, result, metric, comparison)
     subject = f"{metric.label} of {result.first} and {result.second}"
     sr_clause = _success_clause(result, sr_result, metric)
     if result.difference is None or result.p_value is None:
-        # If there is no test, the field `test` has the reason after `none: `.
+        # Without a test, the text of the field `test` is `none: ` and then the reason.
         yield f"{subject} cannot be compared: {result.test.removeprefix('none: ')}{sr_clause}."
         return
     claim = f"{_format_claim(result, metric)} {_HERE}"
@@ -136,7 +136,7 @@ def _success_clause(result: Difference, sr_result: Difference | None, metric: Me
     # `result` is the difference in `metric`, `sr_result` the difference in SR; "" if the latter is unknown.
     if sr_result is None or sr_result.difference is None:
         return ""
-    # `name` is the policy that is better, or seems better, in `metric`. -1 makes the difference second minus first.
+    # `name` is the policy that is better, or seems better, in `metric`. The sign -1 gives second minus first policy.
     sign, name = (1, sr_result.first) if _is_first_better(result, metric) else (-1, sr_result.second)
     gain = sign * sr_result.difference
     sr_text = f"SR {format_points(gain)} points"
@@ -150,7 +150,7 @@ def _success_clause(result: Difference, sr_result: Difference | None, metric: Me
 
 def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterator[str]:
     # Yield how many unknown values of the better policy may turn out bad without a change of the verdict.
-    # `tipping` is this number; None if it was not computed, or if the verdict may change in any case.
+    # `tipping`: the number of values that may be bad; None if not computed, or if the verdict may change in any case.
     for result in results[:_MOST_NAMED]:
         if result.tipping is not None:
             better, worse = _better_and_worse(result, metric)
@@ -181,8 +181,8 @@ def _describe_doubt(results: Sequence[Difference]) -> str:
 
 
 def _count_unknown(results: Sequence[Difference]) -> str:
-    # Return for example `3 episodes without a value`; `up to 3` if the numbers of the pairs of policies differ.
-    # `unknown` is the number of one pair.
+    # Return for example `3 episodes without a value`; `up to 3 ...` if this number differs between pairs of policies.
+    # `result.unknown` is the number of episodes without a value in one pair of policies.
     counts = [result.unknown for result in results]
     return f"{'up to ' if min(counts) < max(counts) else ''}{count_noun(max(counts), 'episode')} without a value"
 
@@ -206,7 +206,7 @@ def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
 
 
 def _better_and_worse(result: Difference, metric: Metric) -> tuple[str, str]:
-    # Return the policies with the better and the worse value. If they are equal, the first policy counts as better.
+    # Return the policies with the better and the worse value. If the values are equal, the first counts as better.
     return (result.first, result.second) if _is_first_better(result, metric) else (result.second, result.first)
 
 
@@ -397,7 +397,7 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
     # Return the title: how many episodes are compared, such as `12 pairs of episodes of 3 tasks in 2 suites`.
-    # The last scope is all suites pooled, so there is one suite fewer than scopes.
+    # The last scope is all suites pooled, so the number of suites is the number of scopes minus 1.
     where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None and not scope.tasks and len(comparison.policies) > 2:
         return (
@@ -420,7 +420,7 @@ def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
 
 
 def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
-    # Return the policy's value with its interval (or n if there is no interval) in parentheses; else a dash.
+    # Return the policy's value, with the interval (or n if there is none) in parentheses; a dash without a value.
     standing, metric = _find_standing(compared, policy), METRICS[compared.metric]
     if standing.value is None:
         return Cell(NO_VALUE)
@@ -429,7 +429,7 @@ def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
 
 
 def _difference_cell(letters: tuple[str, str], compared: MetricComparison) -> Cell:
-    # Return the better policy's letter, and the size of the difference of the only pair with its interval.
+    # Return the better policy's letter, the absolute difference of the only pair, and the interval of the difference.
     # Return `equal` for a difference of 0, and a dash without a difference. Letters replace the policies' names.
     result, metric = compared.differences[0], METRICS[compared.metric]
     result = _rename_policies(result, dict(zip((result.first, result.second), letters, strict=True)))
@@ -502,7 +502,7 @@ def describe_next(selection: Selection) -> str:
     """Return a sentence on what more episodes would decide, followed by a space; "" if there is nothing to say."""
     if selection.chosen is None:
         return ""
-    # The first candidate is the best. Both numbers of episodes are for a power of 80 %; None = nothing to say.
+    # The first candidate is the best. `n_needed` and `episodes` are for a power of 80 %; None = left out.
     findings = []
     for row, gate in zip(selection.candidates[0].conditions, selection.conditions, strict=True):
         if row.n_needed is not None:  # None if the condition is decided, or if no number of episodes suffices

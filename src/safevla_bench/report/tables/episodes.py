@@ -165,7 +165,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the verdicts on a formula, a row per verdict. The title has the count of each verdict. The
     table has a column of policies if there are several policies.
     """
-    # An answer is the verdict on the formula in one episode; `rho` is the robustness; None if infinite or unknown.
+    # An answer is the verdict on the formula in one episode. Its robustness `rho` is None if infinite or unknown.
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
@@ -222,7 +222,7 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """
     # Suites in order of first appearance.
     suites = list(dict.fromkeys(episode.suite for episode in results.episodes))
-    # (suite, task) -> successes of its episodes; None = unknown. The task `all` is the suite's total.
+    # (suite, task) -> for each episode, whether it succeeded (None = unknown). The task `all` is the suite's total.
     successes_by_task: dict[tuple[str, str], list[bool | None]] = {}
     for episode in sorted(results.episodes, key=lambda episode: suites.index(episode.suite)):
         for task in ("all", episode.task or NO_VALUE):
@@ -277,7 +277,7 @@ _NO_STATES = "no states recorded"
 
 
 def _replay_notes(replay: _Replay) -> Iterator[str]:
-    # Yield how the replay started and, if its states were compared with the recording, how.
+    # Yield how the replay started, and how its states were compared with the recording (if they were compared).
     # `replay` maps names of facts to their values.
     yield f"start: {replay['start']}"
     if "basis" in replay:
@@ -315,5 +315,5 @@ def _divergence_cell(replay: _Replay) -> Cell:
     divergences: Mapping[str, Any] = replay["divergence"]
     name = max(divergences, key=lambda name: (divergences[name]["unit"] == "m", divergences[name]["max"]))
     largest, unit = divergences[name]["max"], divergences[name]["unit"]
-    # The cell leaves out the last word of the name, which is the kind of coordinate. `m` is the prefix milli.
+    # The last word of `name`, the kind of coordinate, is left out. The `m` before the unit is the prefix milli.
     return Cell(f"{format_significant(1000 * largest)} m{unit}", largest, name.rpartition(" ")[0])

@@ -79,8 +79,8 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores) -> Table:
 def _kind_rows(
     cell: tuple[str | None, str], members: Ints, violations: Sequence[BodyViolation], scores: Scores
 ) -> Iterator[_KindRow]:
-    # Yield the rows of a cell (policy, suite); `members` are the indices of its episodes, [n].
-    # For each specification, the kinds of bodies in most episodes come first.
+    # Yield the rows of a cell (policy, suite); `members` are the indices of the cell's episodes, [n].
+    # For each specification, the kinds of bodies that occur in the most episodes come first.
     judged = members[scores.is_judged[members]]
     numbers = set((judged + 1).tolist())  # violations name episodes by numbers from 1
     for spec in scores.specs:
@@ -103,14 +103,14 @@ def format_kinds(kinds: Sequence[str]) -> str:
 
 
 def _worst_cell(violations: Sequence[BodyViolation]) -> Cell:
-    # Return the largest value of a body in these violations (at least one), in its unit.
+    # Return the largest value of a body in these violations, with its unit. There must be at least one violation.
     peak = max(violations, key=lambda violation: violation.worst)
     # A signal without a unit only says whether the bodies touched.
     return Cell.amount(peak.worst, peak.unit) if peak.unit != "1" else Cell("touched", peak.worst)
 
 
 def _format_bodies(violations: Sequence[BodyViolation]) -> str:
-    # Return the three bodies (or pairs) in most episodes, each with its number of episodes, and the number of others.
+    # Return the three most frequent bodies (or pairs), with numbers of episodes, and how many other bodies there are.
     counts = Counter(" – ".join(violation.bodies) for violation in violations)
     ranked = sorted(counts, key=lambda name: (-counts[name], name))
     return list_first([f"{name} ({counts[name]})" for name in ranked], most=3)
@@ -163,9 +163,9 @@ _SHARES = (0.25, 0.5)
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses, with rows for each specification and for any limit."""
     # A row is one limit in one cell (policy × suite). Each episode ends in violation, in success or in failure.
-    # `row.limit.incidence` has the share of episodes that ended in each way by a time.
+    # `row.limit.incidence` has, for each way to end, the share of episodes that have ended in this way by a given time.
     # `row.limit.incidence.censored` is the number of episodes that were cut short.
-    # The duration of the longest episode, and times at fractions of it, rounded to two figures without duplicates.
+    # The duration of the longest episode, and fractions of this duration, rounded to two figures without duplicates.
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times_s = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
     incidences = [spec.incidence for cell in cells for spec in cell.specs]
@@ -222,7 +222,7 @@ def _ended_cell(ending: int, row: _LimitRow) -> Cell:
 
 def agreement_table(rows: Sequence[Agreement]) -> Table:
     """Return the table that compares each simulator's label with our verdicts: on all clauses, then on each clause."""
-    # `counts` is [2, 2]: row = their label, column = our verdict; 0 = safe, 1 = unsafe.
+    # `counts` is [2, 2]: row = simulator's label, column = our verdict; 0 = safe, 1 = unsafe.
     return tabulate(
         "Agreement with the simulator's own safety labels",
         rows,

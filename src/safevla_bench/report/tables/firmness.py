@@ -43,7 +43,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
     """Return the table of specifications: margin and first violation in the recorded episode and in the replay."""
     # In pairs, index 0 is the recorded episode, index 1 the replay without the cause.
-    # Each mapping is specification -> robustness and first violating record (a reading). No verdict = no reading.
+    # Each mapping is specification -> reading: its robustness and first violating record. No verdict = no reading.
     readings = (result.recorded, result.without)
     column_of = {spec.spec_id: spec for spec in specs}
 
@@ -83,7 +83,7 @@ def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]
 
 def _describe_range(row: firmness.SafetyRange) -> str:
     # Return one policy's Safety, and its range if the uncertain episodes were all unsafe or all safe.
-    # A mark, such as `fragile`, is an episode's result under varied physics; `marks` has the number of each mark.
+    # A mark, such as `fragile`, is an episode's result under varied physics; `marks` counts episodes by mark.
     # `n` counts the replayed episodes, and `safe` those that were safe as recorded.
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
@@ -98,7 +98,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return tables of clauses and (if any) of episodes that are not firm; `full` adds suites and off-path episodes."""
+    """Return a table of clauses, and one of episodes that are not firm; `full` adds suites and off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     # A clause is a specification. An episode is `firm` if no replay under varied physics changes its verdict.

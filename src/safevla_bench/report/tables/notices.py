@@ -62,7 +62,7 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
-    # Return a row for each kind of lost episodes, place (policy and suite) and reason, with the number of episodes.
+    # Return a row with the number of lost episodes for each (loss, place, reason). A place is a policy and a suite.
     counts: Counter[tuple[str, str, str]] = Counter()  # a key is (loss, place, reason)
     # `absent` has some of the lost episodes, with reasons; `cells` only have the number of all lost episodes.
     # So the second loop adds only the episodes that are not in `absent`.
@@ -95,8 +95,8 @@ _MOST_NAMED = 20
 
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
-    # Yield a row on episodes lost in damaged files, and a row on invalid episodes; `skipped` has their problems.
-    # The number of lost episodes is unknown (None) if there may be more than are known (`damage.more`).
+    # Yield a row on episodes lost in damaged files, and a row on invalid episodes, which have the problems `skipped`.
+    # The number of lost episodes is unknown (None) if further episodes may be lost (`damage.more`).
     if str(damage):  # the text is empty if nothing is damaged
         named_places = list_first([*damage.named, *damage.places], _MOST_NAMED)
         # `split` and `join` turn line breaks into spaces.
@@ -149,7 +149,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     """Return the table with a row per outcome of a gate, in the order of `checked`; `remarks` follow the notes."""
-    # A gate is a limit on a metric; an outcome is its verdict for one policy and suite.
+    # A gate is a limit on a metric; an outcome is the verdict on a gate for one policy and suite.
     # `each_confidence` is the confidence of each interval; None = point estimates decide, and there are no intervals.
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
@@ -173,7 +173,7 @@ _MOST_DECIDING = 3
 
 def describe_gates(checked: GateReport) -> str:
     """Return the verdict as a sentence that names the outcomes with this verdict, or says that all gates hold."""
-    # A gate is a limit on a metric; an outcome is its verdict for one policy and suite.
+    # A gate is a limit on a metric; an outcome is the verdict on a gate for one policy and suite.
     # The verdict of the whole check is the worst verdict; only outcomes with this verdict are named.
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed" and len(deciding) > 1:
@@ -185,7 +185,7 @@ def describe_gates(checked: GateReport) -> str:
 
 
 def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
-    # Return for example `safety >= 0.9 of A on X: 0.850 (95 %: 0.800–0.890)`. `confidence` is that of one interval.
+    # Return for example `safety >= 0.9 of A on X: 0.850 (95 %: 0.800–0.890)`. `confidence` is for one interval.
     where = " on ".join(filter(None, (_name_policy(outcome, "all policies"), outcome.suite)))
     if outcome.gate is None:  # the outcome is about missing episodes, not about a metric
         return f"{outcome.reason} ({where})"
@@ -202,8 +202,8 @@ def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
 
 
 def _name_policy(outcome: GateOutcome, all_policies: str = "all") -> str:
-    # Return the policy's name; `all_policies` if the outcome is about all (for example if there are no episodes).
-    # `n` and `unknown` count its episodes with and without a known value.
+    # Return the policy's name; `all_policies` if the outcome is about all policies.
+    # `n` and `unknown` count the outcome's episodes with and without a known value.
     # If a gate's outcome counts episodes, but names no policy, it is about a policy without a name.
     is_unnamed = outcome.gate is not None and bool(outcome.n or outcome.unknown)
     return outcome.policy or (UNNAMED if is_unnamed else all_policies)
@@ -287,7 +287,7 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
                 "partialFingerprints": {"primaryLocationLineHash": f"{digest[:16]}:1"},
             }
         )
-    # Each gate is a rule; all its outcomes give the same text.
+    # Each gate is a SARIF rule. One outcome per gate is enough, because all outcomes of a gate give the same rule.
     outcome_by_gate = {_gate_name(outcome): outcome for outcome in checked.outcomes}
     rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in outcome_by_gate.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}

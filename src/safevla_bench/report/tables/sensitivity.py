@@ -96,7 +96,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
     # Yield whether the order of policies by Safety changes under a variant of the thresholds.
     # `ranking` is None if the policies cannot be ranked.
-    # `reversed` has the pairs of policies that significantly change their order under a variant.
+    # `reversed` has the pairs of policies whose order is significantly reversed under a variant.
     if ranking is None:
         if policy_count > 1:
             yield "It is not known if the order changes: under some variant, the policies cannot be ranked."
@@ -119,7 +119,7 @@ def _pooled_table(
     title: str, row_names: Sequence[str], safety: Mapping[str, Sequence[Rate]], remarks: Sequence[str]
 ) -> Table:
     # Return a table with a row per variant and a column per policy.
-    # `safety` is policy -> rates, one for each of `row_names`.
+    # `safety` is policy -> rates, with one rate for each of `row_names`.
     def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
         # Rows are indices into `row_names` and `rates`. A cell shows its n only if it differs from the first row's.
         return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
@@ -143,7 +143,7 @@ def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
     # `row.rates` has the variant's rates, and `row.cell.n` the number of the policy's episodes on the suite.
     number = getattr(row.rates, metric.key)
     # `n` is the expected number of episodes; the cell shows any other number (`of`).
-    # P[U|S] is over successes; its number of episodes is shown only if SBU lacks an episode of the row.
+    # P[U|S] is over successes. The cell shows their number only if SBU does not cover all episodes of the row.
     n = number.n if metric is UNSAFE_SUCCESS and row.rates.sbu.n == row.cell.n else row.cell.n
     cell = value_cell(metric, exact_value(number), number.unknown or ("no success" if metric is UNSAFE_SUCCESS else ""))
     return replace(cell, of=None if number.n in (0, n) else number.n)
@@ -442,7 +442,7 @@ def _mean_cell(metric: Metric, row: _Row) -> Cell:
 
 
 def _published_cell(metric: Metric, row: _Row) -> Cell:
-    # Return the paper's mean; a dash if the paper has no row for this host and variant, which are the items of `row`.
+    # Return the paper's mean for `row`, which is (host, variant); a dash if the paper has no such row.
     paper = row[1].paper
     return value_cell(metric, None if paper is None else paper[metric.key], NOT_PRINTED)
 

@@ -101,7 +101,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
     paragraphs = []
     for curve in compared.curves:
         # A curve has the runs of one series on one suite; `suite` is None for all suites pooled.
-        # Names of the series and of the suite, if there are several of them.
+        # The series' name if there are several series, and the suite's name if there are several suites.
         subjects = [curve.series] if len(compared.series) > 1 and curve.series else []
         if len(compared.suites) > 1:
             subjects.append(curve.suite or "all suites pooled")

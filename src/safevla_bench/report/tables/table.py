@@ -38,7 +38,7 @@ class Cell:
     @property
     def below(self) -> str:
         """The line below the text: `detail`, then `n = …` if `of` is not None."""
-        # `detail` is an interval or a remark; `of` is the value's number of episodes if it differs from the row's.
+        # `detail` is an interval or a remark; `of` is the n of the value, if this differs from the n of the row.
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
     @classmethod
@@ -113,7 +113,7 @@ class Column:
 
 def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = None, meaning: str = "") -> Column:
     """Return a column of text, in which `value(row)` returns a row's cell, text or count."""
-    # Unlike a column of numbers, it is aligned left and may be wrapped. `meaning` explains a short name.
+    # Unlike numbers, text is aligned left and may be wrapped. `meaning` explains a short name.
     return Column(name, numeric=False, meaning=meaning, value=value)
 
 

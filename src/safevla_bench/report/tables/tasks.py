@@ -52,7 +52,7 @@ def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRate
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
-    # Return the policy's name. A row has the rates of a task, or is a summary (the suite's total), which is emphasized.
+    # Return the policy's name, emphasized in a suite's total. A row has a task's rates, or is a total (a summary).
     cell = roster.policy_cell(row.policy, auxiliary=roster.is_auxiliary(row))
     return cell if isinstance(row, TaskRates) else replace(cell, emphasis="total")
 
@@ -83,7 +83,8 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 
 
 def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
-    # Return (suite, task, template, number of active specifications, the inactive ones with reasons or `none`).
+    # Return (suite, task, template, number of active specifications, text).
+    # # The text lists the inactive specifications with the reasons; `none` if all are active.
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
     # Scored specification -> why it is inactive in the task; "" if it is active.
