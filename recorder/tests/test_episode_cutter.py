@@ -146,14 +146,14 @@ def test_what_recording_raises_costs_the_episode_and_reaches_no_loop(monkeypatch
     assert "a fault" in caplog.text
 
 
-@pytest.mark.parametrize("fails", ["fixture_poses", "next_number"])
+@pytest.mark.parametrize("fails", ["fixture_poses", "take_number"])
 def test_an_episode_that_cannot_begin_leaves_no_hook(monkeypatch, fails):
     cutter, episodes = cutter_of()
 
     def fail(*_):
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(*{"fixture_poses": (StillEnv, fails), "next_number": (cutter, "_next_number")}[fails], fail)
+    monkeypatch.setattr(*{"fixture_poses": (StillEnv, fails), "take_number": (cutter, "_take_number")}[fails], fail)
     drive(cutter, [MOVE] * 3)
     assert (cutter._env.calls.detached, cutter.lost, episodes) == (1, 1, [])
 

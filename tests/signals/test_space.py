@@ -288,7 +288,7 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
         ("center_m = [0, 0, 0.1]", "center_m = [0, 0, [1]]", "nor a number"),
         ('box = "plate"', "box = 'a\"b'", "not the name"),
         ('box = "plate"', "box = 3", "has invalid arguments"),
-        ("[signals.hand_over_plate]", "[signals.grip]", "already"),
+        ("[signals.hand_over_plate]", "[signals.grip]", "'grip' is a signal"),
         ("signals.hand_over_plate", "signals.hand_by_plate", "unknown signal 'hand_over_plate'"),
     ],
 )

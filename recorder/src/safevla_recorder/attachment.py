@@ -378,7 +378,7 @@ class EpisodeCutter:
         self._warned_reasons: set[str] = set()
         self.lost = 0  # number of errors that `guard` caught, even if no episode was running
         self.is_closed = False
-        self.owner: object = None  # an object that must not be deleted before this cutter
+        self.owner: object = None  # an object that this `EpisodeCutter` keeps alive
 
     @property
     def is_running(self) -> bool:

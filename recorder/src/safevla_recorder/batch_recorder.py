@@ -73,7 +73,9 @@ class BatchRecorder:
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
-        self._restart(())  # `begin` calls this again if no world is in an episode
+        # Prepare to record on the CPU, because there are no arrays yet that may be on a GPU.
+        # `begin` calls this again, with arrays, if no world is in an episode.
+        self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
         # Drop all records and sizes. If `samples` has a GPU tensor, later records are stored on the tensor's device.

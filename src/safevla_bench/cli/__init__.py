@@ -188,7 +188,7 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # Wrap a stream. The package rich writes directly to this attribute, so no escaping affects rich's output.
+        # Wrap a stream. The package `rich` writes to the attribute itself, so its output is not escaped.
         # `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 

@@ -131,7 +131,7 @@ def _read_rules(
 
 
 def _load_pyarrow_without_pandas() -> None:
-    # Make pyarrow's first array while pandas cannot be imported, which saves 0.5 s. Afterwards, pandas can be imported.
+    # Block imports of pandas while pyarrow makes its first array, which saves 0.5 s. Then remove the block.
     # Python asks the finders in `sys.meta_path` in order; this one comes first and refuses pandas.
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)

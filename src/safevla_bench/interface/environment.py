@@ -63,7 +63,8 @@ class HostEnv(ABC):
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
-        """Set whether episodes after the next reset skip redundant computations (default: true); records stay equal."""
+        """Set whether episodes after the next reset skip redundant computations; records stay equal."""
+        # By default, if this method is never called, they do.
 
 
 @dataclass(frozen=True, slots=True)

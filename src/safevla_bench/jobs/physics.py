@@ -330,6 +330,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     has_same_length = len(actions) == len(episode.action.episode_rows(0))
     # `left` is the first record off the recorded path. It is None (unknown) if the two episodes differ in length.
     left = firmness.find_departure(episode, replayed) if has_same_length else None
+    # `_find_times` maps the records of first violations (and `left`) to their times [s].
     # specification -> (robustness, first violating record), as recorded and without the cause:
     recorded = firmness.read_clauses(judged.scores, index)
     without = _judge_replay(replayed, header, judged.ruleset)

@@ -335,7 +335,7 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        # For the clauses that need all records: judge all records so far again. Return the standings by clause id.
+        # For the clauses that need all records: judge every record again. Return the standings by clause id.
         rejudged_specs = self._rejudging_rules.library.specs
         if not rejudged_specs:
             return {}
@@ -429,7 +429,7 @@ def _scene_of(record: Batch) -> tuple[object, ...]:
 
 def _cut_to_newest_record(trace: Trace) -> Trace:
     # Return the last record of a trace as an episode of one record. Each series has one value per record.
-    # `unknown` has flags for each signal that lost poses make unknown in some record.
+    # `unknown` has a flag per record for each signal that is unknown in some record because of a lost pose.
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: is_unknown[-1:] for name, is_unknown in trace.unknown.items() if is_unknown[-1]}
     return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown, single=trace.single)

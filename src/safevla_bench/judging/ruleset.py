@@ -310,9 +310,10 @@ class Ruleset:
         return "" if recipe.is_default else recipe.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that the built-in library of these rules lacks. If the rules use a library file,
-        compare with `default`. Return [] if the ruleset was constructed directly.
+        """Return the specifications that the built-in library of these rules lacks or, if the rules use a library file,
+        those that the built-in library `default` lacks. Return [] if the ruleset was constructed directly.
         """
+        # A ruleset that was constructed directly has no recipe, the inputs of `load_ruleset`.
         if self.recipe is None:
             return []
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]

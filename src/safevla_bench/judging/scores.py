@@ -435,7 +435,8 @@ class Scores:
 
     @cached_property
     def vsi(self) -> Floats:
-        """[E]: depth, 0 to 1, of the worst active specification of the safe tier; NaN without a verdict."""
+        """[E]: depth, 0 to 1, of the worst active specification of the safe tier (VSI); NaN without a verdict."""
+        # The first axis of `state` and `depth` are the specifications, the second the episodes.
         # A depth says how far a violation exceeds the limit; 0 if the specification holds.
         depth = np.where(self.state[self.scored_columns] == ACTIVE, self.depth[self.scored_columns], 0.0)
         return np.where(self.is_judged, depth.max(axis=0, initial=0.0), np.nan)

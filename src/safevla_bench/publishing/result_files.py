@@ -253,7 +253,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_coun
         f"{facts.notes.rstrip('. ')}." if facts.notes else "",
         f"Atomic-Seen: {count_noun(cell.n, 'episode')}.",
         f"{rates} {judged.provenance.to_sentence()}" if safety.value is not None else "",
-        f"N/A for Atomic-Seen: the success of {count_noun(missing_count, 'task')} is unknown." if missing_count else "",
+        f"N/A for Atomic-Seen: the success of {missing_count} of its tasks is unknown." if missing_count else "",
         "N/A for composite splits: not evaluated in this run.",
         *_list_caveats(judged, [cell]),
     )

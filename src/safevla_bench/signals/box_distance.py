@@ -51,7 +51,7 @@ class WorldBoxes:
 
     def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> WorldBoxes:
         # Select boxes by index, mask or slice, as NumPy does.
-        # The first dimension of each array (centers, axes, half sizes) is the number of boxes.
+        # `center` and `half` are [..., 3] and `axes` is [..., 3, 3]; `which` selects along their leading dimensions.
         return WorldBoxes(self.center[which], self.axes[which], self.half[which])
 
 

@@ -38,9 +38,9 @@ class RecordFields:
         """
         # A batch holds E episodes with N records in flat arrays. A clause is a specification.
         self.batch, self.judged, self.chosen_arm = batch, judged, arm
-        self._fields_by_arm: dict[bytes, RecordFields] = {}
+        self._fields_by_arm: dict[bytes, RecordFields] = {}  # bytes of `arm` -> the fields for these arms
         self.origin = self.first_record if origin is None else origin
-        self._arrays: dict[tuple[str, str], Any] = {}
+        self._arrays: dict[tuple[str, str], Any] = {}  # (kind of result, name) -> the cached array
         self.scenes: dict[int, Any] = {}
         """The scene of each episode with the poses computed so far; `parts.scene_poses` adds scenes."""
 

@@ -311,7 +311,8 @@ def _find_form(form: str) -> Form:
 
 def _describe_usage(form: str, kind: Form) -> str:
     # Return the remedy for invalid arguments, such as `write distance(of, to)`.
-    # `kind` has the names of the arguments: first body selectors, then numbers.
+    # `form` is the signal's name, such as `distance`.
+    # `kind` has the names of its arguments: first body selectors, then numbers.
     numbers = [key if count == 1 else f"{key} ({count} numbers)" for key, count in kind.numbers.items()]
     return f"write {form}({', '.join((*kind.places, *numbers))})"
 

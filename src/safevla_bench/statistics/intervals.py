@@ -249,7 +249,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, Ints]:
     """Pair sorted rows with their parameters. Return the `K` distinct pairs, [K, n] and [K], and each row's pair index.
 
-    If there are many policies, many pairs of policies have equal differences. `parameters` is one number or [R].
+    With many policies, many rows are equal, so that less remains to compute. `parameters` is one number or [R].
     """
     keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])  # [R, n + 1]
     index_of_key: dict[bytes, int] = {}
@@ -734,7 +734,7 @@ def sequential_look(
     probability of reaching each sum without an end at an earlier look. It is computed recursively, so that the error is
     exact for any steps.
 
-    `steps` are the steps of each round so far, and `gained` [K] is the sum of each round's successful steps. `rate` is
+    `steps` are the sizes of each round's steps so far, and `gained` [K] sums those of the successful steps. `rate` is
     the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
     steps that are made before each look; they rise to 1. 1 - `confidence` is the error of both sides over all looks.
     """

@@ -268,7 +268,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     match syntax.always_form(formula):
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
-            # The earlier violation of the two sides counts. If only one side has one, `later` is its record.
+            # The earlier violation of the two sides counts. If only one side is violated, `later` is the record there.
             earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
             violation = np.where(earlier >= 0, earlier, later)  # -1 = the side is not violated
             return FormulaVerdict(np.minimum(first.rho, second.rho), no_extreme, violation)

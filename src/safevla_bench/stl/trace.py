@@ -83,7 +83,7 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     # `part_reached[i]` and `part_held[i]` are for the `span` records from i on. A range's next run is at `position`.
     part_reached, part_held, position, width, span = reach, hold, lo.copy(), hi - lo, 1
     while span <= width.max(initial=0):
-        # Join the next run of `span` records to each range whose width has this binary digit.
+        # To each range whose width has the binary digit `span`, join the next `span` records.
         joined = np.flatnonzero(width & span)
         reached_after = np.minimum(held[joined], part_reached[position[joined]])
         reached[joined] = np.maximum(reached[joined], reached_after)

@@ -100,7 +100,7 @@ def equivalent_symbols(unit: str) -> list[str]:
 
 
 def unit_ratio(first: str, second: str) -> Fraction | None:
-    """Return the first unit divided by the second; None if a unit is unknown or the two are of different quantities."""
+    """Return the first unit divided by the second; None if they differ and one is unknown or of another quantity."""
     # For example, `cm` and `m` give 1/100. The fraction is exact.
     if first == second:
         return Fraction(1)

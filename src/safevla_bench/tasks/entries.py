@@ -233,7 +233,7 @@ class Registry:
         """Return the benchmark with the given name in any spelling, such as libero-goal for libero_goal. For a suite of
         states that a search found, return the benchmark of the tasks. Return `name` if no benchmark matches.
         """
-        # The name of found states contains the suite of the tasks, as in found:NAME:libero-goal.
+        # The suite name of states that a search found contains the suite of the tasks, as in found:NAME:libero-goal.
         name = base_suite(name)
         if name in self.benchmarks:
             return name

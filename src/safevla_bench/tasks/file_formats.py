@@ -177,7 +177,7 @@ class EntryReader:
 
     def check_tables(self, source: RegistrySource) -> None:
         """Raise `RegistryError` if a capability set, template or benchmark refers to an unknown name or a wrong tag."""
-        # A wrong tag is of another class: capability tags belong to hosts, and all other tags to tasks.
+        # Capability tags belong to hosts, and all other tags to tasks; a tag in the wrong place is an error.
         # `read_tags` is called only for its checks. Tables of tasks, families and goal bodies are not checked here.
         # The reader's mappings have all names that exist, including the names in the file.
         for name in source.tables.capabilities:
@@ -224,7 +224,7 @@ class EntryReader:
         return entries.TaskEntry(row.benchmark, task_id, row.template, components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
-        # Returns the entry of a row of the paper's schema, with the row's own capability tags if it states any.
+        # Returns the entry for a row in the paper's schema. Capability tags that the row states are added.
         capabilities = None
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)

@@ -82,7 +82,8 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
         audit.append("check the template: no phase was found in the goal, so pnp-basic is a guess")
         components = {"pnp-basic": ()}
     object_tags: dict[str, str] = {}
-    # Only lifted objects can spill. A bottle needs a large tilt to be inserted into a rack, so it gets no tag, either.
+    # Only objects that these two templates lift need a tag about spilling.
+    # Tasks that insert a bottle into a rack have another template, because the bottle must be tilted there.
     if set(components) & {"pnp-basic", "pnp-into-container"}:
         object_tags, doubts = _choose_object_tags(problem, goals)
         audit += doubts

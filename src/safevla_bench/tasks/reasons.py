@@ -39,8 +39,8 @@ def read_reason(reason: str) -> dict[str, list[str]]:
 def describe_reason(
     reason: str, registry: Registry | None = None, benchmark: str = "", *, with_tags: bool = True
 ) -> str:
-    """Return the text of a reason, with the meaning of each tag and, if `with_tags`, the tag's name. Tags without a
-    meaning are listed by name. A text with unknown codes, as in older files, is returned unchanged.
+    """Return the text of a reason, with the meaning of each tag and, if `with_tags`, the tag's name. If a tag lacks a
+    meaning, all tags of its code are listed by name. A text with unknown codes, as in old files, is returned unchanged.
 
     With a registry, the text has the host's reasons for lacking tags. Tags that the host's full capability set has,
     but the paper's set lacks, are described as left out by the paper.

@@ -102,7 +102,7 @@ def test_the_path_of_an_address_is_asked_or_refused(kind):
         address = server.url.replace("http", KINDS[kind].schemes[0])
         with pytest.raises(PolicyError) as caught, playing(kind, f"{address}/model-a") as policy:
             policy.act(observe())
-    assert paths or "needs the address" in caught.value.problem
+    assert paths or "needs a valid address" in caught.value.problem
     assert all(path.startswith("/model-a") for path in paths)
-    with pytest.raises(PolicyError, match="needs the address"):
+    with pytest.raises(PolicyError, match="needs a valid address"):
         make_policy(f"{kind}:{address}/a b")

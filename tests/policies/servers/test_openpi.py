@@ -284,7 +284,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_asked_and_no_secret_is_r
     ],
 )
 def test_what_is_not_an_address_is_refused_and_no_secret_is_repeated(address):
-    with pytest.raises(PolicyError, match="needs the address") as caught:
+    with pytest.raises(PolicyError, match="needs a valid address") as caught:
         client("openpi", address)
     assert "s3cret" not in str(caught.value)
 

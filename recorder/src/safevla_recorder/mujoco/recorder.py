@@ -159,7 +159,7 @@ def assign_roles(
     """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders,
     bodies with an id in `robot` have the role robot, and all other bodies are furniture.
     """
-    # `body_name` [nbody] has each MuJoCo body's recorded name; the other arguments except `robot` have recorded names.
+    # `body_name` [nbody] has each MuJoCo body's recorded name. All other arguments but `robot` have recorded names.
     # Targets are objects, too: later entries of the dict replace earlier ones.
     role_of = {
         **dict.fromkeys(objects, "bystander"),

@@ -261,6 +261,7 @@ class RepeatRules(HostRules):
                 actions = self.run_hook("hold").actions  # the actions [N, A] by which the hook grips a body
             except pytest.skip.Exception:
                 return  # the hook `hold` is not implemented
+            # `run_elsewhere` runs the actions in another environment; `Wants()` asks for no images.
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:

@@ -57,7 +57,9 @@ class ScenePrivileged:
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
         # `_root_body` maps names of bodies to MuJoCo ids. `_boxes` maps them to half extents and center, [3] each.
-        # `_pieces` has a box for each geom. Boxes were measured once. `_hand` has the ids of hand and finger bodies.
+        # `_pieces` has a box for each geom.
+        # These boxes are in the frames of their bodies and were measured once; the boxes of the hand are measured now.
+        # `_hand` has the ids of hand and finger bodies. `_goal` has predicates, `_movable` names of bodies.
         # `_sites` has the positions of goal sites, [3] each, as views of MuJoCo's data.
         data = self._data
         return Privileged(

@@ -363,7 +363,7 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
 def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
     # `workers` is the number of parallel workers.
-    # Policies of the paper's entries need addresses of servers, but an estimate sends no request to a server.
+    # Policies that the paper lists need the address of their server, but an estimate sends no request to it.
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
     # Per policy: number of cameras to render (None = unknown), and steps between two calls of the policy.

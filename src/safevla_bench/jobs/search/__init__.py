@@ -253,7 +253,7 @@ def _read_wordings(suite_or_file: str, host: Host, task: Task) -> tuple[str, ...
             others = [line.strip() for line in lines if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as instructions: {describe_cause(error)}"
-        remedy = f"Name a text file with one instruction per line, or a suite of {host.name} with other instructions."
+        remedy = f"Pass a text file with one instruction per line, or a suite of {host.name} with other instructions."
         raise RunError(problem, remedy=remedy, place=Place(file=suite_or_file)) from None
     return tuple(dict.fromkeys([task.instruction, *others]))
 

@@ -224,7 +224,8 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     per scored specification. A specification that is inactive in every episode has a dash, never a zero. Raises
     `KeyError` if the summaries have different specifications. `title` is the title of the group of suites.
     """
-    # A cell is one policy on one suite.
+    # A cell is one policy on one suite. `roster` has facts about policies, such as remarks next to their names.
+    # `lost_columns` and `lost_notes` are about lost episodes: crashed, stopped, or without a verdict.
     # Specification -> its axis (kind of limit), which is the heading above its column.
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(

@@ -148,7 +148,7 @@ def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], p
 
 
 def choose_letters(policies: Sequence[str]) -> tuple[str, str]:
-    """Return letters for the first and the second policy of a difference. No letter is the name of another policy.
+    """Return letters for the two policies of a difference, or words if all letters are names of other policies.
 
     >>> choose_letters(["careful", "hasty"]), choose_letters(["a", "b"]), choose_letters(["B", "a"])
     (('A', 'B'), ('A', 'B'), ('X', 'Y'))

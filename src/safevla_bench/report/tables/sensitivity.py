@@ -208,7 +208,7 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table with a row per policy, suite and interpretation, with counts of changed verdicts."""
     # A reading is an interpretation of the paper. A row is a policy on a suite under one reading.
-    # The row has the rates under its reading, and the numbers of verdicts that differ from the first reading's.
+    # A row has the rates under one reading of the specifications, and how many verdicts differ from the first reading.
     return tabulate(
         "Readings of the paper",
         [

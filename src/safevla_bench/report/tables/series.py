@@ -112,7 +112,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     # Return sentences on whether SR or Safety rises first along the runs of a series.
-    # A point is a run. Its `gains` are the differences from the first run in SR and Safety, with their intervals `ci`.
+    # A point is a run. Its `gains` are its SR and Safety minus those of the first run, with intervals `ci`.
     if len(curve.points) < 2:
         return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
     first = curve.points[0].name

@@ -65,7 +65,8 @@ class Cell:
     def amount(
         cls, value: float | None, unit: str, limit: float | None = None, write: _Writer = format_significant
     ) -> Cell:
-        # Return a cell with a value and its unit; a dash for None. `limit` (None = the value) decides between m and mm.
+        # Return a cell with a value and its unit; a dash for None. A length is in mm if `limit` is small, else in m.
+        # If `limit` is None, the value itself decides.
         # `write` turns the number into text.
         return cls(format_amount(value, unit, limit, write), value)
 

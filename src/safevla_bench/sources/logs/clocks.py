@@ -225,7 +225,7 @@ def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_
 
 
 def _find_own_times(messages: Stamps) -> Ints:
-    # Returns the times [ns] that a topic would provide as the clock: its stamps.
+    # Returns the stamps of a topic [ns]: the times of the records if the topic were the clock.
     # If the topic has fewer than two stamps, returns its log times instead.
     stamped = _find_stamped(messages)
     return messages.stamp_ns[stamped] if stamped.sum() > 1 else messages.log_ns

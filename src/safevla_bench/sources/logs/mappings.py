@@ -331,7 +331,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sources(self) -> dict[str, AnyColumns]:
         """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
-        # Suffix of a part's name (".left" for an arm, "" without arms) -> the object whose attributes are in `OF_ARMS`.
+        # Suffix of a part's name -> the object with the part's source: ".left" -> an arm; "" -> this mapping.
+        # `OF_ARMS` has the names of the attributes with the sources of parts.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
         parts = {
             f"{part}{suffix}": getattr(owner, part) for part in OF_ARMS for suffix, owner in owner_by_suffix.items()
@@ -372,7 +373,7 @@ def read_mapping(path: Path) -> LogMapping:
             raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
             assert isinstance(grip, GripColumns)
-            # Without an overlap, no number would mean that the gripper holds something.
+            # The gripper holds something at numbers between the bounds, so this range must not be empty.
             if not grip.bounds[0] < grip.bounds[1]:
                 raise ValueError(f"in [{name}], holds_above must be below holds_below")
         for name, columns in mapping.sources.items():

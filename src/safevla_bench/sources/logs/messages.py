@@ -470,14 +470,14 @@ class TransformTree:
     def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
         """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
         # With `static`, list the static frames whose transforms differ. Otherwise, list the moving frames.
-        # A taker stores the transforms of one frame; `latched` is true if the frame is static.
+        # Each taker stores the transforms of one frame; `latched` is true if the frame is static.
         takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
         return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
         """Return the tree of frames. `times` maps each name that `list_stamps` returns to times."""
         # Transforms that are more than `max_gap_s` apart are not interpolated.
-        # A taker stores the transforms of one frame; `latched` is true if the frame is static.
+        # Each taker stores the transforms of one frame; `latched` is true if the frame is static.
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal

@@ -46,7 +46,7 @@ class Series(NamedTuple):
     # Where the times of the messages come from, such as `header stamps`; "" = from the clock.
     time_base: str = ""
     rate_hz: float | None = None  # rate of messages [Hz]; None = one message per instant
-    longest_gap_s: float | None = None  # longest time between messages [s]; None = between instants
+    longest_gap_s: float | None = None  # longest time between messages [s]; None = use the time between instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
     """The k numbers of all `M` messages, [M, k], and the first instant at or after each message's time, [M].
 
