@@ -97,8 +97,7 @@ _LIMIT = _DataLimit()
 def limit_memory(file: object) -> Iterator[None]:
     """Limit this process's memory to its current size plus `read_budget` while the `with` block reads an untrusted
     file. Blocks may be nested and run in several threads: the first block sets the limit, the last block restores the
-    former limit. Do not yield inside a block; use `limit_each`. Raises `DamageError`, which names the file, if memory
-    runs out.
+    former limit. Do not yield inside a block; use `limit_each`. Raises `DamageError` for the file if memory runs out.
     """
     try:
         _LIMIT.enter()

@@ -362,7 +362,7 @@ def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    # Return rows like those of `_protocol_rows`, but for dialects, whose fields have no descriptions and no sources.
+    # Return rows of dialects, like those of `_protocol_rows`. Fields of dialects have no descriptions or sources.
     columns = [dict(_flatten_dialect(name)) for name in names]
     # All fields of any dialect, in order. A dialect that lacks a field has the value None.
     fields = dict.fromkeys(field for values in columns for field in values)

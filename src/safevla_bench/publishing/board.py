@@ -61,8 +61,7 @@ _NO_RATE_NOTE = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
     """One policy in one table. `numbers` maps metric keys to means over the table's suites, with 95 % intervals if
-    counts are known. `remarks` appear next to the policy's name. If `competes` is false, the policy has numbers but no
-    rank. A missing rank is "".
+    counts are known. `remarks` appear next to the policy's name. Without `competes`, there are numbers but no rank.
     """
 
     policy: str

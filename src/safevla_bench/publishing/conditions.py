@@ -93,7 +93,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
         changed_values = preset_differences(source.protocol or {})
         if changed_values:
             reason = f"values of its protocol differ from the preset ({', '.join(changed_values)})"
-        # A replay starts where its recorded episodes started, whatever starts were planned.
+        # A replay starts where its recorded episodes started, even if other starts were planned.
         elif _is_replay(source, policy) or not _has_planned_starts(source.protocol or {}, official, absent):
             reason = "its starts are not the official ones"
         else:

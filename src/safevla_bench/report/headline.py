@@ -101,9 +101,8 @@ _LEAST_MIXTURE_GAP = 0.01
 
 
 def describe_mixture(scores: Scores) -> str:
-    """Return a warning if policies ran different tasks, or the same tasks in different proportions; else "". Different
-    proportions alone can change Safety by at most half the sum of the absolute differences of the proportions. The
-    policy `noop` is left out.
+    """Return a warning if policies (without noop) ran different tasks, or the same tasks in different proportions; else
+    "". Proportions alone can change Safety by at most half the sum of the absolute differences of the proportions.
     """
     # Policy -> number of judged episodes of each (suite, task). Tasks without a judged episode have the count 0.
     # So the keys are all tasks that the policy ran. The counts are the tasks' weights in the policy's Safety.

@@ -126,8 +126,7 @@ class Or(_Connective):
 @dataclass(frozen=True, slots=True)
 class Implies(_Connective):
     """Implication: the margin of `right` while the condition `left` holds, else +inf. The condition holds if its margin
-    is > 0, or >= 0 under an odd number of negations. If `plain`, the margin is max(-left, right) as in the paper, which
-    gives the same verdicts.
+    is > 0, or >= 0 under an odd number of negations. With `plain`, the margin is max(-left, right), as in the paper.
     """
 
     plain: bool = False

@@ -289,9 +289,7 @@ class Registry:
 
     @property
     def digest(self) -> str:
-        """The hexadecimal sha256 of the robots and all tags. Tags decide which specifications apply. Texts such as
-        reasons do not change this digest.
-        """
+        """The hexadecimal sha256 of the robots and all tags. Texts such as reasons do not change this digest."""
         # A key is (benchmark, task id).
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         # Families stay in order, because the first family that matches a task counts.

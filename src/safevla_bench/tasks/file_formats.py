@@ -123,9 +123,7 @@ _TABLE_KEYS = {
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the name and content of each table of one kind. Names inside the tables are not checked. Raises
-    `RegistryError` if a table is invalid.
-    """
+    """Yield name and content of each table of one kind, unchecked. Raises `RegistryError` if a table is invalid."""
     # `kind` is a type, such as `Benchmark`. `_TABLE_KEYS` maps it to the key under which a file has such tables.
     key = _TABLE_KEYS[kind]
     for name, table in getattr(source.tables, key).items():

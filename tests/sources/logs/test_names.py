@@ -255,7 +255,7 @@ def test_units_in_names_are_those_of_the_numbers():
 @pytest.mark.parametrize(
     ("ending", "unit"),
     [
-        ("_㎜", "mm"), ("[㎝]", "cm"), ("MilliMeters", "mm"), ("_centi-metres", "cm"), ("_毫米", "mm"), (", см", "cm"),
+        ("_㎜", "mm"), ("[㎝]", "cm"), ("MilliMeters", "mm"), ("_centi-meters", "cm"), ("_毫米", "mm"), (", см", "cm"),
         (" [0.1 mm]", "0.1 mm"), (" [1e-3 m]", "1e-3 m"), (" (mm/100)", "mm/100"), (" [m s^-1]", "m/s"),
     ],
 )  # fmt: skip

@@ -22,8 +22,7 @@ _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 class ScenePrivileged:
     """Ground truth of a scene at each step, by recorded name. Covers all bodies with bounded collision geometry, except
-    the robot's. Sizes are measured once, in the pose at construction. If several MuJoCo bodies share a recorded name,
-    the first one gives the pose.
+    the robot's. Sizes are measured once, in the pose at construction. Of bodies with one name, the first has the pose.
     """
 
     def __init__(

@@ -308,9 +308,7 @@ def describe_losses(judged: Judged) -> list[str]:
 
 
 def describe_uncounted(judged: Judged) -> dict[str | None, list[str]]:
-    """Return policy -> a phrase for each reason why planned episodes of the policy's sources are missing from all
-    counts, even of unknown values.
-    """
+    """Return policy -> why planned episodes of its sources are missing in all counts, even of unknown values."""
     return {
         policy: _describe_interruptions(run_count) + left_out.describe_uncounted()
         for policy, (run_count, left_out) in _count_losses(judged).items()

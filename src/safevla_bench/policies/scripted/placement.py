@@ -33,8 +33,7 @@ _ROOF_M = 0.03  # a fixture more than this above a region's middle is the region
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
     """Return the goal's unfinished placements, in order. A placement is omitted if its body is not movable or cannot be
-    grasped, or if its place is unknown in the scene. Places under a roof are also omitted, because the
-    hand points down.
+    grasped, or if its place is unknown in the scene. Places under a roof are omitted, too.
     """
     # A predicate is, for example, ("on", BODY, PLACE). A place is a body or a goal region (a site).
     pairs = [predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3]

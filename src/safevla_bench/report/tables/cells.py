@@ -70,9 +70,7 @@ def suite_group(registry: Registry, suite: str | None) -> str:
 
 
 def published_suites(registry: Registry, title: str) -> list[str]:
-    """Return the paper's main (not auxiliary) suites in the group with this title; [] if there are none. Suites with
-    the same tasks are listed once.
-    """
+    """Return the paper's main suites in the group with this title; suites with the same tasks are listed once."""
     # `published`: the paper reports results on the suite.
     names = [name for name, suite in registry.benchmarks.items() if suite.published and name not in AUXILIARY_SUITES]
     in_group = (registry.shared_suite(name) for name in names if suite_group(registry, name) == title)

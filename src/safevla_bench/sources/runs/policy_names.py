@@ -71,9 +71,7 @@ class PolicyIdentity:
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
-    """Return the identity of each policy in a run.json; [] if there are none, as for an archive. Raises `RunError` if
-    the JSON is nested too deeply.
-    """
+    """Return the identity of each policy in a run.json, or []. Raises `RunError` if the JSON is nested too deeply."""
     identities = []
     try:
         for row in policy_rows(description):

@@ -144,9 +144,7 @@ class RunFolderWriter:
         return parts.read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
-        """Remove the finished episodes of an unfinished run, except those at `indices` in the plan. Raises `FileError`
-        if files cannot be removed.
-        """
+        """Remove the unfinished run's episodes, except those at plan `indices`. Raises `FileError` if this fails."""
         # `episodes` maps indices in the plan to finished episodes.
         with self._resumable_errors():
             for index in set(self.episodes) - set(indices):
