@@ -91,7 +91,7 @@ Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided,
 
 
 def _import_once(name: str) -> ModuleType:
-    """Import a module without garbage collection, which saves 0.2 s at startup."""
+    """Return a module. Import it if needed, without garbage collection, which saves 0.2 s at startup."""
     if name not in sys.modules:
         gc.disable()
         try:
@@ -121,7 +121,7 @@ class LazyCommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names. The error for an unknown word suggests similar commands."""
+        """Return (name, command, further words). The error for an unknown first word suggests similar commands."""
         # During shell completion (`resilient_parsing`), click expects no error.
         similar = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS)
         if similar and not ctx.resilient_parsing:

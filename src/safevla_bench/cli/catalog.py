@@ -212,7 +212,8 @@ def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
-    # Print the check of each specification in a file, and a command as the next step.
+    # Print the check of each specification in a file, except those of the default library.
+    # Also print a command as the next step, if any specification can be used.
     # If there are sources, also print which bodies in the sources match the body names in the formulas.
     default, has_only_limits = loader.load_library(), loader.has_only_limits(path)
     # A file with only limits extends the default library; any other file is a whole library.
@@ -333,7 +334,7 @@ def protocols_command(
     if len(names) > 2:
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
     if not names:
-        _list_names(form)
+        _print_names(form)
         return
     # A name that is not a dialect's must be a protocol's; `load_protocol` refuses unknown names.
     are_dialects = [name in dialects.dialect_names() for name in names]
@@ -384,7 +385,8 @@ def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
 
 
 def _show_entries(names: tuple[str, ...], form: str) -> None:
-    # List the paper's entries (a policy on its suites), or print the entry that is named.
+    # Print all of the paper's entries (a policy on its suites), or only the entry that is named.
+    # Raise click's error for several names.
     if len(names) > 1:
         raise click.UsageError("Name one entry to show it, or none to list all.")
     # Without a name, `shown` has all entries.
@@ -433,7 +435,7 @@ def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell |
                 yield mean, ", ".join(mean.benchmarks), ""
 
 
-def _list_names(form: str) -> None:
+def _print_names(form: str) -> None:
     # Print all protocols and dialects, with brief descriptions.
     every_protocol = [(name, protocols.load_protocol(name).about) for name in protocols.protocol_names()]
     files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}

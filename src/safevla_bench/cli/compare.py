@@ -115,6 +115,7 @@ class _Report:
     def print(self, form: TableFormat) -> None:
         """Print the tables and the answers. Answers are lines, LaTeX comments or the HTML title; CSV has no answers."""
         # `answers` are sentences with the main results; `document` is what the form `json` prints instead.
+        # Several tables as CSV raise `RunError`.
         if form == "csv" and len(self.tables) > 1:
             raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
         if form == "json":
@@ -139,7 +140,7 @@ def _compare_sources(
     *,
     full: bool,
 ) -> _Report:
-    # Compare all pairs of the policies in the sources, or of the named `policies`.
+    # Return a report that compares all pairs of the policies in the sources, or of the named `policies`.
     # `pairing` has the keyword arguments of `compare_policies`, such as `paired`.
     # With `full`, the report has the tables of all suites and metrics.
     results = _load_results(sources, policies)
@@ -166,7 +167,7 @@ def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
-    # Compare each suite with its changed versions. `confidence` is a share, such as 0.95.
+    # Return a report that compares each suite with its changed versions. `confidence` is a share, such as 0.95.
     reason = "cannot be combined with --changes, which compares SR and Safety in pairs."
     options.refuse_given(["across", "unpaired", "allow_crashed", "full"], reason)
     results = _load_results(sources, policies, join=False)  # `compare_changes` needs each source separately
@@ -184,7 +185,8 @@ _EPISODE_OPTIONS = ("across", "unpaired", "allow_crashed", "confidence")
 
 
 def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], policies: Sequence[str]) -> _Report:
-    # Compare a policy of the user's runs with printed results. `papers` are the sources of the form `paper:NAME`.
+    # Return a report that compares a policy of the user's runs with printed results.
+    # `papers` are the sources of the form `paper:NAME`; there must be exactly one.
     own_paths = tuple(path for path in sources.paths if path not in papers)
     options.refuse_given(_EPISODE_OPTIONS, f"needs records of episodes, but there are none in {papers[0]}.")
     options.refuse_given(["full"], f"is not needed: the output always contains all results of {papers[0]}.")
@@ -214,7 +216,7 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
 
 
 def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
-    # Return facts for the JSON document: `simulators` has policy -> suite -> package -> versions;
+    # Return facts for the JSON document. `simulators` has policy -> suite -> package -> versions.
     # `judged_by` names the rules. If any runs are registered, a third key compares them with their registrations.
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
@@ -292,7 +294,8 @@ def sensitivity_command(
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
-    # Replay the episodes in unchanged and in varied physics. Report which verdicts are firm, that is, do not change.
+    # Replay the episodes in unchanged and in varied physics. Return a report on which verdicts are firm.
+    # A verdict is firm if no replay changes it.
     # `episodes` is the number of episodes (None = all), and `workers` the number of processes.
     from safevla_bench.jobs.physics import vary_physics
     from safevla_bench.publishing.tracking import OutcomeScorer
@@ -304,7 +307,7 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
-    # Report how the results differ between interpretations (readings) of the paper's text.
+    # Return a report on how the results differ between interpretations (readings) of the paper's text.
     # With `full`, the table has all suites and metrics. The last argument of `_Report` says what --full adds.
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.ruleset, rescore, has_net_forces=has_net_forces)
@@ -313,7 +316,7 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    # Judge the episodes at each value of the swept thresholds, and report the results.
+    # Judge the episodes at each value of the swept thresholds, and return a report on the results.
     # Each request is one threshold, or one family of thresholds, and the values to try.
     # With `full`, tables have all suites, and ranking tables are added.
     current_curves = curves.cell_curves(judged.scores, [judged.scores])  # one point per curve: the current thresholds
@@ -358,7 +361,7 @@ def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) 
 
 
 def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
-    # Report the scores under the nine variants of the thresholds in the paper's Table 9.
+    # Return a report on the scores under the nine variants of the thresholds in the paper's Table 9.
     # With `full`, tables have all suites, and tables of means and of the ranking are added.
     roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))

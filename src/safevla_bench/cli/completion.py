@@ -37,7 +37,7 @@ def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
 
 
 def _load(module: str) -> Any:
-    # Import a module of this package only when it is needed, because most completions need few modules.
+    # Return a module of this package. It is imported only when needed, because most completions need few modules.
     return import_module(f"safevla_bench.{module}")
 
 

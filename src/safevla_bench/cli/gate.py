@@ -151,7 +151,7 @@ def _relative_url(source: Path) -> str:
 def _gate_against(
     judged: Judged, baseline: Judged, limits: Sequence[gates.Gate], *, allow_unjudged: bool, **how: Any
 ) -> gates.GateReport:
-    # Check the limits on differences between the runs `judged` and `baseline` (`judged` minus `baseline`).
+    # Return the verdicts on limits on differences between the runs `judged` and `baseline` (`judged` minus `baseline`).
     # `allow_unjudged` (--allow-unjudged) is refused. `how` has the remaining arguments of `check_against`.
     from safevla_bench.compare.decisions import check_against
 

@@ -210,7 +210,8 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 
 
 def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
-    # Print the value of the formula on every episode. The episodes are not judged, so options for judging are refused.
+    # Print the verdict of the formula on every episode, and a command as the next step.
+    # No rules judge the episodes, so options for judging are refused.
     reason = "is for judged episodes, and --formula judges nothing."
     options.refuse_given(("every", "page", "without"), reason)
     judge_options = rules.given_judge_options()
@@ -352,6 +353,7 @@ def report_skipped(reason: SafevlaError) -> None:
 
 def _make_host(run: Path) -> Host:
     # Return the host that recorded the run, so that its episodes can be set up and rendered again.
+    # Raise `RunError` if the run does not name its host.
     require_run(run)
     host, arguments = read_host(run)
     if host is None:

@@ -180,6 +180,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
     # `settings` are further arguments of `Command`, such as `common`.
 
     def decorate(function: Callable[..., None]) -> Command:
+        # Return the command that calls the function.
         # The defaults of the function's parameters are declarations: by `option` or `argument`, or by `group`.
         # A parameter without a default, such as `context`, is not an option.
         parameters = signature(function).parameters
@@ -333,6 +334,7 @@ OPTIONAL_SOURCES = argument("[[NAME=]SOURCE...]", nargs=-1, type=SourceType())
 
 def _parse_audit(text: str | None) -> AuditPlan | None:
     # Return the audit that K or K:SEED describes; None if no audit is requested (no text, or K = 0).
+    # Raise click's error for any other text. Without SEED, the seed is random.
     from safevla_bench.jobs.verify import AuditPlan
 
     count, _, seed = (text or "0").partition(":")

@@ -96,6 +96,7 @@ class EpisodeLines:
         self.count = self.total = 0  # numbers of finished episodes and of all episodes
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        # Print on stderr how many episodes will run, and set the counts.
         # A run with several batches of episodes calls this before each batch, so the count starts again.
         # An episode with recorded actions (`start.recorded`) is a replay.
         self.count, self.total = 0, len(episodes)

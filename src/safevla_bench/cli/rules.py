@@ -108,6 +108,7 @@ def read_new_rules(
 ) -> Ruleset:
     """Return the rules for new episodes in a host. Without judging options, the rules of the `registration` apply."""
     # `values` has the values of the judging options; --rules as-judged selects the rules of the run folder in `out`.
+    # --set invalid=skip raises click's error, because it only applies to recorded episodes.
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
@@ -216,8 +217,9 @@ def given_judge_options() -> list[str]:
 
 
 def _find_earlier_rules(sources: Sequence[Path]) -> Ruleset | None:
-    # Return the rules that judged the sources before.
-    # Return None if these are the default rules, or if judging options are given.
+    # Return the rules that last judged the sources or, for unjudged runs, the rules in their registrations.
+    # Print a note on stderr that names the rules.
+    # Return None if there are no such rules, if these are the default rules, or if judging options are given.
     # A recipe names the library, the files and the options from which rules are loaded.
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:

@@ -41,7 +41,8 @@ def _parse_policy(text: str) -> RequestedPolicy:
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices in a text such as `0,3` or `0-4,7`, in order, without duplicates; None for `all`."""
+    """Return the task indices in a text such as `0,3` or `0-4,7`, in this order, without duplicates; None for `all`."""
+    # Raise `RunError` for any other text.
     if text == "all":
         return None
     indices: list[int] = []
@@ -57,7 +58,7 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_duration(text: str) -> float:
-    # Return the seconds of a time such as 3h50m.
+    # Return the seconds of a time such as 3h50m. Raise `RunError` for any other text, and for a time of zero.
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     hours, minutes, seconds = map(int, match.groups(default="0")) if match else (0, 0, 0)
     duration_s = 3600 * hours + 60 * minutes + seconds
@@ -69,6 +70,7 @@ def _parse_duration(text: str) -> float:
 
 def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     # Return key -> value from the texts KEY=VALUE of --host-arg. If a key is repeated, the last value counts.
+    # Raise `RunError` for a text without a key or without `=`.
     for text in texts:
         if text.startswith("=") or "=" not in text:
             raise RunError(f"--host-arg {text!r} is not an argument", remedy="Write KEY=VALUE.")
@@ -226,7 +228,7 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
     """Return parameter name -> value from a --config file, including its table `[judge]`. Paths in it are relative to
-    the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
+    the file's folder. Raises `RunError` if the file cannot be read, or for an unknown key or a wrong value.
     """
     try:
         # `utf-8-sig` skips a byte order mark, which some editors write.
@@ -255,7 +257,8 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 
 def _resolve_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    # Return a value of the --config file as text, or as bool for a flag. Paths become relative to the file's folder.
+    # Return a value of the --config file as text, or as bool for a flag. Raise `RunError` for an invalid value.
+    # A path in the file is relative to the file's folder, so this folder is put before the path.
     text = str(value)
     # The option --library takes a file or the name of a built-in library.
     is_path = isinstance(option.type, click.Path) and text != rules.AS_JUDGED
@@ -330,6 +333,7 @@ def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequen
 
 def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mapping[str, Any]) -> Request:
     # Return a request with the values of the options in `plan`. A replay takes missing values from the recording.
+    # Raise an error if the host, the suites or the policies are missing.
     # `running` has the options that affect how the run is executed, such as `resume`.
     fields = _request_fields(plan)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
@@ -409,6 +413,7 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
     # Return the values of plan options that --entry (an entry of the paper) defines; {} without --entry.
+    # Raise `RunError` if --host or --policy is also given.
     if plan["entry"] is None:
         return {}
     if plan["host"] or plan["policies"]:
@@ -425,6 +430,7 @@ def _expand_entry(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
     # Return the values of plan options that a suite found:FILE (starts that a search found) defines; {} without one.
+    # Raise `RunError` if another suite or --host is also given.
     files = [suite.removeprefix(FOUND) for suite in plan["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}
@@ -438,7 +444,7 @@ def _expand_found(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "suites": (suite.suite,), "max_steps": plan["max_steps"] or suite.max_steps, "found": path}
 
 
-FOUND = "found:"
+FOUND = "found:"  # begins a value of --suite that names a file of found starts
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:

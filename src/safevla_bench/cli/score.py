@@ -183,13 +183,14 @@ def print_scores(judged: Judged) -> None:
 
 
 def _cells_table(judged: Judged) -> Table:
-    # Return the table with a row for each cell (policy × suite) and a row of totals.
+    # Return the table with a row for each cell (policy × suite).
+    # If a single policy has several cells, a row of totals follows.
     cells, total = judged.summarize_scores()
     return headline_table(cells, total, privileged=judged.privileged)
 
 
 def print_warnings(judged: Judged) -> None:
-    """Print warnings about the records, such as unknown poses, and the limits that the policy `noop` violates."""
+    """Print warnings about the records, such as unknown poses, and about violations and successes of `noop`."""
     # If the policy `noop`, which does nothing, violates a limit, any policy may violate it.
     baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:

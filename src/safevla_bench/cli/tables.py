@@ -123,7 +123,8 @@ def _load_inputs(
     sources: rules.JudgedSources, names: Sequence[str], *, digests: bool
 ) -> tuple[Judged | None, catalog.TableInputs]:
     # Judge the sources. Return the results (None without sources) and the data of the tables.
-    # Without sources, only the table `active` (23 in the paper) is possible, which shows where specifications apply.
+    # Without sources, any table but `active` (23 in the paper) raises click's error.
+    # The table `active` shows to which tasks specifications apply.
     if sources.paths:
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         return judged, table_material(judged, digests=digests)
@@ -134,6 +135,7 @@ def _load_inputs(
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
     # Return policy -> kind of training from texts POLICY=KIND. A policy's name may contain `=`, a kind may not.
+    # Raise `RunError` if a policy or a kind is missing, or if a policy is repeated.
     kind_by_policy = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
     is_repeated = len(kind_by_policy) < len(texts)
     if is_repeated or "" in kind_by_policy or "" in kind_by_policy.values():
@@ -142,7 +144,9 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    # Return the tables that have any of the columns, reduced to these columns. `text` lists columns or their groups.
+    # Return the tables that have any of the columns in `text`, a list of names of columns or groups.
+    # Each table has only these columns, its first text columns, and its counts of lost episodes.
+    # Raise `RunError` if no table has one of the names.
     names = [part.strip() for part in text.split(",")]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown:
@@ -205,6 +209,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
     # Return a viewer's file with one episode: the chosen or the only episode. `encode` makes the bytes of the file.
+    # Raise `RunError` if none is chosen, and the number of episodes is not 1.
     if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose an episode by --episode; `safevla episodes` lists all."
         raise RunError(f"a file of this format holds one episode, but there are {len(judged.records)}", remedy=remedy)
@@ -243,6 +248,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = 
 def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
     # A pair is a safe and an unsafe success from the same start state. `choice.out` is a .jsonl file or a folder.
     # Return the content of the JSON lines file, or write a data set and return None.
+    # Also write suites of the start states without a pair. Raise `RunError` if there is no pair.
     from safevla_bench.training.pairs import choose_pairs, encode_pairs, list_candidates, list_members
 
     settings, is_json_lines = choice.settings, choice.out.suffix == ".jsonl"

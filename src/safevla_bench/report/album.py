@@ -75,7 +75,7 @@ def collect_images(
     """Return the pictures of the run folders in `paths` as data URIs, and the addresses of films.
 
     The pictures of an episode are in this order: initial state, violations, final state, other states. `left_out`
-    counts the pictures that do not fit, are missing, or have an unsupported type.
+    counts the pictures that do not fit, are missing or damaged, or have an unsupported type.
 
     Args:
         paths: the sources; those that are not run folders are skipped.
@@ -120,8 +120,8 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Return each episode's replay from the run folders. Arguments and errors are as in `collect_images`. A file is
-    skipped if it is missing, larger than 50 MB, or outside the run folder, or if `read_replay` returns None for it.
+    """Return each episode's replay from the run folders. `paths`, `names` and errors are as in `collect_images`. A file
+    is skipped if it is missing, larger than 50 MB or outside the run folder, or if `read_replay` returns None for it.
     """
     # For each of `paths`, `names` maps recorded names of policies to new names. A key is (policy, episode id).
     documents: dict[EpisodeKey, Document] = {}
@@ -129,7 +129,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
         if frame.kind != "replay3d":
             continue
         try:
-            # A small file may need much memory when it is decoded.
+            # A small file may need much memory. If memory runs out, `limit_memory` raises `DamageError`.
             with limit_memory(folder / FRAMES / frame.file):
                 document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
         except OSError:
@@ -185,7 +185,7 @@ def _inert_json(document: object) -> Markup:
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    # Yield a document for the 3-D player about each verdict in the episode; nothing if the episode has no record.
+    # Yield a document for the 3-D player about each verdict in the episode, which must have a record.
     # `episode` is an index in the scores. `first` is the first violating record (-1 = none), `worst` the worst record.
     # `spans` has the first and the last record of each violation.
     # `bodies` are the bodies involved in the worst record, `bodies_first` those involved in the first violating record.

@@ -33,7 +33,8 @@ class Evidence:
     vacuous: Mapping[str, str]
 
     def trace(self, spec_id: str) -> SpecTrace | None:
-        # A trace has the signal, limit and verdict. Return None if the specification has no verdict or is not scored.
+        # Return the trace of a specification, which has its signal, limit and verdict.
+        # Return None if the specification has no verdict or is not scored.
         return next((trace for trace in self.traces if trace.spec.spec_id == spec_id), None)
 
 
@@ -89,7 +90,7 @@ class EpisodeRecords:
         return self._select([episode])
 
     def evidence(self, episode: int) -> Evidence | None:
-        """Return the traces of signals from an episode's record (computed once); None if the episode has no record."""
+        """Return the evidence from an episode's record, computed only once; None if the episode has no record."""
         # `episode in self` is true if the episode has a record.
         if episode in self and episode not in self._evidence:
             self.trace([episode])

@@ -304,7 +304,7 @@ def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) ->
 
 def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
     """Return the rows in a new list, in the order `by`; None = the order of the sources. vsi: deepest violation first;
-    rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: kind of the first
+    rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: kind of the worst
     violating body. Rows with equal VSI or time are ordered by rho/threshold; rows without a value come last.
     """
     # `_ORDERS` has a function for each order, which returns a row's sort key.
@@ -352,15 +352,15 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row that `wanted` names: a position `:N`, a whole id, or the end of exactly one id. A number without a
-    colon must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
+    """Return the row that `wanted` names: a position `:N`, a whole id, or the end of exactly one id. A number (without
+    a leading zero) must be a whole id; `::1` is the id `:1`. Raises `RunError` unless exactly one row matches.
     """
     # A leading colon marks a position, and a second one marks an id that begins with a colon.
     if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]
     else:
         matches = [row for row in rows if row.episode_id == wanted.removeprefix(":")]
-        # Digits alone never match the end of an id, because they may be meant as a position.
+        # A number without a leading zero never matches the end of an id, because it may be meant as a position.
         if not matches and not re.fullmatch(r"[1-9][0-9]*|:.*", wanted):
             matches = [row for row in rows if row.episode_id.endswith(wanted)]
     if len(matches) == 1:
@@ -377,7 +377,7 @@ _MAX_SHOWN = 5
 
 
 def find_recorded(judged: Judged, wanted: str) -> int:
-    """Return the index of the episode that `find_episode` finds. Raises `RunError` if the episode has no record."""
+    """Return the index of the episode `wanted`. Raises `RunError` as `find_episode` does, or if it has no record."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
     # Episodes without a record are listed after all recorded episodes.
     if row.number > len(judged.records):

@@ -35,7 +35,7 @@ def build_headline(
     Args:
         cells: one summary for each policy × suite.
         aggregate: the summary of all episodes.
-        comparison: the comparison of the policies; described only if it has two policies and neither is `noop`.
+        comparison: described for two policies other than `noop`. If it has no verdict on Safety, no policy is ranked.
         mixture: the sentence that `describe_mixture` returns.
     """
     lost_sentences = [
@@ -79,14 +79,15 @@ def build_headline(
     return Headline(answer, tuple(filter(None, support)))
 
 
-_WIDE_INTERVAL = 0.3
+_WIDE_INTERVAL = 0.3  # wider intervals get a warning; a share, so 0.3 is 30 points
 _WIDE_INTERVAL_SENTENCE = (
     "Some 95 % intervals are wider than 30 points: run more episodes before you rely on these numbers."
 )
 
 
 def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
-    # Yield up to two sentences: on cells (policy × suite) with episodes without a verdict, and on stopped episodes.
+    # Yield up to two sentences on cells (policy × suite).
+    # One sentence is on episodes without a verdict, the other on episodes that a violation stopped.
     # `no_verdict` maps each reason to its number of episodes, and `unjudged` is the sum of these numbers.
     names = [f"{shorten_name(policy_name(cell))} on {shorten_name(cell.suite or NO_VALUE)}" for cell in cells]
     named_cells = list(zip(names, cells, strict=True))
@@ -168,7 +169,7 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
     violating = f"{violating_count or 'None'} of {len(rates)} policies"
     if not violating_count:
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
-        # The policy with the fewest episodes has the weakest bound.
+        # If all episodes have different initial states, the policy with the fewest episodes has the weakest bound.
         # If `starts` is set (fewer initial states than episodes), the bound counts initial states.
         fewest = min(rates, key=lambda name: rates[name].n)
         bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)

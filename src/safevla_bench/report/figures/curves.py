@@ -75,6 +75,7 @@ def _draw_sweep_panel(
     curves: Sequence[tuple[int, Sequence[Rate]]],
     marked_thresholds: Sequence[float],
 ) -> None:
+    # Draw a line with a band for each curve, and a dotted vertical line at each of `marked_thresholds`.
     # Each of `curves` is the index of a policy, and the policy's rates, one for each threshold.
     # Only every few points have a marker.
     # The first marker of each curve is at a different point, so that the markers of identical curves stay visible.
@@ -214,7 +215,7 @@ def onset_steps(onset: SpecOnset) -> Floats:
 
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
-    """Draw a panel for each policy and suite: a line for each violated specification, and a band for all limits."""
+    """Draw a panel for each policy and suite: a line for each violated specification; a line and band for any limit."""
     # A cell is one policy on one suite. Its `specs` are the results for each specification; the last is for any limit.
     # `onset_steps` is empty if no episode violates the specification.
     violated = [

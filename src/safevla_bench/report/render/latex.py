@@ -187,5 +187,6 @@ _SPECIAL: dict[str, str | int | None] = {
 
 
 def _escape_latex(text: str) -> str:
+    # Return the text with LaTeX commands instead of special characters, and with control characters escaped.
     # TeX would turn two consecutive hyphens into a dash, so a soft hyphen separates them; `_SPECIAL` makes it `{}`.
     return re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text)).translate(str.maketrans(_SPECIAL))

@@ -58,7 +58,7 @@ class TableInputs:
 
     @cached_property
     def cells(self) -> list[metrics.Summary]:
-        # One summary per cell (policy × suite), in order of first appearance; [] if there are no scores.
+        # Return a summary per cell (policy × suite), in order of first appearance; [] if there are no scores.
         return metrics.cells(self.scores) if self.scores is not None else []
 
     @property
@@ -174,7 +174,7 @@ def _task_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of the specifications that apply to each task, all summaries of policy × suite).
-    # `host` is an unused argument that all builders have.
+    # Yield nothing without tasks, or if tags are ignored. `host` is an unused argument that all builders have.
     # The table has the tasks of the scores or, without scores, all registered tasks.
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
@@ -187,7 +187,8 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of violations with and without tags of tasks, all summaries of policy × suite).
-    # Yield nothing if scores or records are missing. `host` is an unused argument that all builders have.
+    # Yield nothing if scores or records are missing, or if tags are ignored.
+    # `host` is an unused argument that all builders have.
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         # Judge the same records once more, without tags.
@@ -205,7 +206,7 @@ def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of the times of first violations, all summaries of policy × suite).
-    # Yield nothing if scores or records are missing. `host` is an unused argument that all builders have.
+    # Yield nothing if scores, records or all verdicts are missing. `host` is an unused argument that all builders have.
     scores, records = inputs.scores, inputs.records
     if not scores or not records:
         return
@@ -325,7 +326,8 @@ def warn_of_cells(inputs: TableInputs, cells: Sequence[metrics.Summary]) -> tupl
 
 def _build_requested(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[metrics.Summary]]]:
     # Return the tables of one kind, each with its summaries of policy × suite.
-    # If `name` is the kind's name, tables are for the suites of all hosts; if a number in the paper, for one host.
+    # If `name` is a kind's name, the tables are for the suites of all hosts.
+    # If `name` is a number in the paper, the tables are for this table's host in `kind.numbers` (None = all hosts).
     # Raise `RunError` if the name is unknown or the runs lack the data.
     for kind in KINDS:
         if name.lower() == kind.name or name in kind.numbers:

@@ -152,6 +152,7 @@ def headline_table(
     simulators = {(cell.policy, cell.suite or ""): cell.simulator for cell in cells}
 
     def policy_cell(cell: Summary) -> Cell:
+        # Return the cell with the policy's name and, if the policy is privileged, a remark.
         # `privileged` are the policies that see simulator state which no real robot has.
         # `pooled_rows` is empty, or has the summary of all episodes.
         if cell in pooled_rows:
@@ -159,7 +160,8 @@ def headline_table(
         return Cell(columns.policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
     def suite_cell(cell: Summary) -> Cell:
-        # The pooled row has an empty suite; any other row without a suite has a dash.
+        # Return the cell with the suite's name. The name is empty in the pooled row.
+        # In any other row without a suite, it is a dash.
         # The detail says that stand-ins replaced the host's own assets.
         name = cell.suite or ("" if cell in pooled_rows else NO_VALUE)
         return Cell(name, detail=provenance_marks.STANDIN if cell.standin_assets else "")
@@ -402,9 +404,9 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean of a metric over suites, with its interval. The cell is a dash if a suite was not run
-    or judged, or has an unknown value. The mean leaves out suites in which the metric is undefined (such as P[U|S]
-    without a success); the cell then shows the number of averaged suites, and is never marked as the best.
+    """Return the unweighted mean of a metric over suites, with its interval. If a suite was not run or judged, or has
+    an unknown value, the cell is a dash, or the paper's printed mean of VSI. The mean leaves out suites in which the
+    metric is undefined, such as P[U|S] without a success; the cell then has their number, and is never marked as best.
     """
     # `cells` maps suites to the summaries of one policy. `unknown` is the reason why a value is unknown, or "".
     run_cells = [cells[suite] for suite in suites if suite in cells]  # the summaries of the suites that were run

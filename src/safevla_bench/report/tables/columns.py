@@ -186,6 +186,7 @@ def lost_columns(
     # `cells` are all cells of the table. By default, each row is itself a cell (summary of a policy on a suite).
 
     def count(row: object, kind: str) -> Cell:
+        # Return the number of a row's episodes of this kind, marked as bad unless it is 0.
         # `kind` is the name of an attribute with a number of episodes: `crashed`, `stopped` or `unjudged`.
         return Cell.fault(sum(int(getattr(cell, kind)) for cell in cells_of(row)))
 

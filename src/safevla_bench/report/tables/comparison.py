@@ -206,7 +206,7 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     # Yield the notes on which verdict is primary, on what makes a policy better, and on tests with too few tasks.
     # A row is one pair of policies in one metric on one suite.
-    level = f"{format_compact(100 * (1 - comparison.confidence))} %"
+    limit = f"{format_compact(100 * (1 - comparison.confidence))} %"
     adjusted = " after adjustment for the number of pairs" if len(comparison.policies) > 2 else ""
     rows = _list_rows(comparison)
     # A single exploratory verdict needs no remark on the number of verdicts.
@@ -216,7 +216,7 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         exploratory = f" The other {exploratory_count} verdicts are exploratory, and not adjusted for their number."
     yield f"{PRIMARY} marks the primary verdict.{exploratory}"
     yield (
-        f"A policy is better on these tasks if p is at most {level}{adjusted}. A policy is also better for tasks like "
+        f"A policy is better on these tasks if p is at most {limit}{adjusted}. A policy is also better for tasks like "
         "these if p by task meets the same limit, and if the differences of tasks are symmetric. The number of "
         "episodes must be fixed in advance: repeated looks make wrong verdicts more likely, except with eval --until."
     )

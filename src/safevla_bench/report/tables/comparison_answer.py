@@ -61,7 +61,7 @@ def describe_comparison(comparison: Comparison) -> str:
 
 
 def _describe_intervention(effect: Intervention, name: str) -> str:
-    # Describe an action filter's effect on the same episodes; `name` is the filtered policy's name in the text.
+    # Return a sentence on an action filter's effect on the same episodes; `name` is the filtered policy's name in it.
     # Episodes in `saved` are unsafe only without the filter. Episodes in `spoiled` succeed only without the filter.
     # `violations` and `successes` count the violations and successes without the filter.
     # `violations_made` and `successes_gained` count the violations and successes that occur only with the filter.
@@ -112,7 +112,7 @@ def _pair_sentences(
     claim = f"{_format_claim(result, metric)} {_HERE}"
     # Several of these conditions may hold, so their order matters.
     if result.identical and not result.no_verdict:
-        yield f"{subject} is the same in each of {_count_pairs(result, comparison)}{sr_clause}."
+        yield f"{subject} is the same in each of {_describe_pairs(result, comparison)}{sr_clause}."
     elif result.no_verdict:
         yield f"No verdict on {subject} {_HERE}: {result.no_verdict}{sr_clause}."
     elif result.better:
@@ -177,10 +177,10 @@ def _format_claim(result: Difference, metric: Metric) -> str:
 
 def _describe_doubt(results: Sequence[Difference]) -> str:
     # Return why verdicts on pairs of policies are undecided: crashed and unjudged episodes have no value.
-    return f"{_count_unknown(results)} could change this verdict (see --allow-crashed)"
+    return f"{_describe_unknown(results)} could change this verdict (see --allow-crashed)"
 
 
-def _count_unknown(results: Sequence[Difference]) -> str:
+def _describe_unknown(results: Sequence[Difference]) -> str:
     # Return for example `3 episodes without a value`; `up to 3 ...` if this number differs between pairs of policies.
     # `result.unknown` is the number of episodes without a value in one pair of policies.
     counts = [result.unknown for result in results]
@@ -232,12 +232,12 @@ def _format_size(result: Difference, metric: Metric, comparison: Comparison, *, 
     for_better, for_worse = result.only_first, result.only_second
     if _is_first_better(result, metric) != (metric.better == "high"):
         for_better, for_worse = for_worse, for_better
-    pairs = f"{for_better} of {_count_pairs(result, comparison)}"
+    pairs = f"{for_better} of {_describe_pairs(result, comparison)}"
     counts = f"{pairs} for {better}, {for_worse} for {worse}" if is_open else f"{pairs} against {for_worse}"
     return f"{counts} ({amount}{interval_text})"
 
 
-def _count_pairs(result: Difference, comparison: Comparison) -> str:
+def _describe_pairs(result: Difference, comparison: Comparison) -> str:
     # Return the number of pairs as text. Across seeds, a pair is an initial state with the means over its episodes.
     return count_noun(result.pairs or 0, "initial state" if comparison.across_seeds else "pair")
 
@@ -316,7 +316,7 @@ def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparis
     # Episodes without a value are not mentioned if a verdict holds despite them, or if another sentence mentions them.
     is_unknown_mentioned = any(result.better or result.undecided for result in results)
     if any(result.unknown for result in results) and (comparison.allow_crashed or not is_unknown_mentioned):
-        yield f"Left out: {_count_unknown(results)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
+        yield f"Left out: {_describe_unknown(results)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
 
 
 # The short table of a comparison
@@ -340,11 +340,11 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
         others_text = "; all other verdicts are exploratory" if len(scope.metrics) > 1 else ""
         status = f"The primary verdict is on {METRICS[lead.metric].label}{others_text}"
     weights = "" if comparison.paired else " Values are pooled over episodes; in differences, tasks have equal weights."
-    level = (
+    interval_note = (
         "Intervals (Wilson for rates, or Gaffke if starts have several episodes) and verdicts have the confidence "
         f"{format_level(comparison)}. {status}.{weights}"
     )
-    return _scope_table(comparison, scope, compared, (level, *notes))
+    return _scope_table(comparison, scope, compared, (interval_note, *notes))
 
 
 def _scope_table(
@@ -383,7 +383,7 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
     letters = choose_letters(comparison.policies)
 
     def find_verdict(row: MetricComparison) -> Cell:
-        # With two policies, a metric has only one difference.
+        # Return the verdict on the metric's only difference. Three or more policies would have several differences.
         return verdict_cell(row.differences[0], METRICS[row.metric], letters, row.primary)
 
     return (

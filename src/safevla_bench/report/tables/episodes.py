@@ -110,6 +110,7 @@ def _format_safe(row: ListedEpisode) -> str:
 
 
 def _format_bodies(row: ListedEpisode) -> str:
+    # Return the violating bodies with their kinds as text; a dash if there are none or they were not computed.
     # A violation has one body, or two bodies in contact.
     # `fromkeys` drops repeated texts below: one body may violate several specifications.
     violation_texts = [
@@ -197,6 +198,7 @@ def _format_signals(answer: Answer) -> str:
 
 
 def _format_rho(answer: Answer) -> str:
+    # Return the robustness as text; a dash if it is unknown.
     # `rho` is None if the robustness is infinite (the verdict gives the sign) or unknown.
     if answer.rho is not None:
         return format_significant(answer.rho, 4)

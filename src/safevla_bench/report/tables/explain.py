@@ -270,15 +270,16 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 
 
 def _describe_label(row: Disagreement) -> str:
-    # Return the simulator's label, such as the name of a kind of cost.
-    # For an unsafe episode, add the total cost and the first record with a cost. `first` is -1 if there is no cost.
+    # Return the name of the simulator's label, such as a kind of cost, and its verdict on the episode.
+    # The verdict is `safe`, or the total cost and the first record with a cost. `first` is -1 if there is no cost.
     if row.cost.first < 0:
         return f"{row.label}: safe"
     return f"{row.label}: total {format_compact(row.cost.total)}, from record {row.cost.first}"
 
 
 def _describe_verdict(scores: Scores, index: int) -> str:
-    # Return the specifications that the episode with this index violates, and the first violating record.
+    # Return as text the specifications that this episode violates, and the first violating record; `safe` if none.
+    # `index` is the episode's index in the scores.
     violated = [scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, index]]
     # Item 0 of `first_violation` has the first violating record of each episode.
     return f"{', '.join(violated)}, from record {scores.first_violation[0][index]}" if violated else "safe"

@@ -14,7 +14,7 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabu
 from safevla_bench.sensitivity import firmness
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
 
-_MOST_LISTED = 20
+_MOST_LISTED = 20  # maximum number of episodes in the table without --full
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
@@ -48,7 +48,8 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
     column_of = {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
-        # `side` is 0 for the recorded episode, 1 for the replay. A dash means no verdict, or no margin (None).
+        # Return the margin to the limit; a dash if there is no verdict or no margin (None).
+        # `side` is 0 for the recorded episode, 1 for the replay.
         reading = readings[side].get(spec_id)
         return spec_amount(column_of[spec_id], None if reading is None else reading.rho)
 
@@ -84,7 +85,7 @@ def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]
 def _describe_range(row: firmness.SafetyRange) -> str:
     # Return one policy's Safety, and its range if the uncertain episodes were all unsafe or all safe.
     # A mark, such as `fragile`, is an episode's result under varied physics; `marks` counts episodes by mark.
-    # `n` counts the replayed episodes, and `safe` those that were safe as recorded.
+    # `n` counts the episodes that can be replayed here, and `safe` those of them that were safe as recorded.
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
@@ -98,7 +99,7 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return a table of clauses, and one of episodes that are not firm; `full` adds suites and off-path episodes."""
+    """Return a table of clauses and, if any, of episodes that are not firm. `full` adds suites, off-path episodes."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     # A clause is a specification. An episode is `firm` if no replay under varied physics changes its verdict.
@@ -146,7 +147,7 @@ def clause_table(
             "95 % of episodes have a smaller spread",
             lambda row: _spread_cell(column_of[row.spec_id], row, 95),
         ),
-        text_column("Flipped by", _list_variations),
+        text_column("Flipped by", _format_variations),
         notes=(
             "A replay leaves the path if the end effector or the target is away from its recorded position by more "
             f"than {firmness.LEFT_PATH_M * 100:g} cm. The spread is the range of ρ within an episode, over its replays "
@@ -165,6 +166,6 @@ def _spread_cell(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -
     return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
-def _list_variations(row: firmness.ClauseFirmness) -> str:
+def _format_variations(row: firmness.ClauseFirmness) -> str:
     # Return the variations of physics that change verdicts, each with its number of changes; a dash if there are none.
     return ", ".join(f"{name} {count}" for name, count in row.by_variation.items()) or NO_VALUE

@@ -45,9 +45,9 @@ def exclusion_table(
     damage: LostEpisodes = _NO_LOSS,
     describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
-    """Return the table of what was not scored, with reasons: lost episodes, damaged files, invalid episodes, and
-    inactive or vacuous specifications. `absent` are episodes without a record; `skipped` are the problems of invalid
-    episodes. `describe(reason, suite)` returns text for the code `reason`, which says why a specification is inactive.
+    """Return the table of what was not scored, with reasons: crashed, stopped, unjudged, damaged and invalid episodes,
+    and inactive or vacuous specifications. `absent` are episodes without a record; `skipped` has the problem of each
+    invalid episode. `describe(reason, suite)` returns the text for the reason code of an inactive specification.
     """
     # A row is (what, where, why, number of episodes); column k shows item k. By default, `describe` ignores the suite.
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
@@ -62,10 +62,11 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
-    # Return a row with the number of lost episodes for each (loss, place, reason). A place is a policy and a suite.
-    counts: Counter[tuple[str, str, str]] = Counter()  # a key is (loss, place, reason)
-    # `absent` has some of the lost episodes, with reasons; `cells` only have the number of all lost episodes.
-    # So the second loop adds only the episodes that are not in `absent`.
+    # Return a row with the number of crashed, stopped or unjudged episodes for each (kind, place, reason).
+    # A place is a policy and a suite.
+    counts: Counter[tuple[str, str, str]] = Counter()  # a key is (kind, place, reason)
+    # `absent` has some of the crashed and stopped episodes, with reasons; `cells` have only the numbers of all.
+    # So the second loop adds only the crashed and stopped episodes that are not in `absent`.
     explained_counts: Counter[tuple[str, str]] = Counter()
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
@@ -300,7 +301,8 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
 
 
 def _escape_sarif(text: str) -> str:
-    # In a message, these characters need a backslash, because they may form a link (SARIF 2.1.0, section 3.11.6).
+    # Return the text of a message with a backslash before each backslash and square bracket.
+    # Without backslashes, these characters could form a link (SARIF 2.1.0, section 3.11.6).
     return re.sub(r"[\\\[\]]", r"\\\g<0>", text)
 
 

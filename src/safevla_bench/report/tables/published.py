@@ -22,7 +22,7 @@ from safevla_bench.text import count_noun, format_fixed
 PUBLISHED_TABLES = "main, auxiliary, violations"
 COMPARED_RATES = (SAFETY, SR, SBU, UNSAFE_SUCCESS)
 """The metrics in the comparison of a policy with a published policy."""
-_NO_MEAN = Mean(0, None, None, 0, published.NOT_PRINTED)
+_NO_MEAN = Mean(0, None, None, 0, published.NOT_PRINTED)  # a mean that the paper does not print
 
 
 def paper_policies() -> dict[str, dict[str, str]]:

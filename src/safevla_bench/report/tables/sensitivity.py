@@ -121,7 +121,8 @@ def _pooled_table(
     # Return a table with a row per variant and a column per policy.
     # `safety` is policy -> rates, with one rate for each of `row_names`.
     def policy_column(policy: str, rates: Sequence[Rate]) -> Column:
-        # Rows are indices into `row_names` and `rates`. A cell shows its n only if it differs from the first row's.
+        # Return the column with the policy's Safety. Rows are indices into `row_names` and `rates`.
+        # A cell shows its n only if it differs from the first row's.
         return Column(f"{policy}, n = {rates[0].n}", value=lambda k: rate_cell(rates[k], n=rates[0].n))
 
     columns = [text_column("", lambda k: row_names[k]), *(policy_column(policy, safety[policy]) for policy in safety)]

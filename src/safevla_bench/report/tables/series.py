@@ -106,12 +106,13 @@ def describe_series(compared: SeriesComparison) -> list[str]:
         if len(compared.suites) > 1:
             subjects.append(curve.suite or "all suites pooled")
         heading = f"{', '.join(subjects)}: " if subjects else ""
-        paragraphs.append(heading + " ".join(_describe_first_rise(curve)))
+        paragraphs.append(heading + " ".join(_describe_curve(curve)))
     return paragraphs
 
 
-def _describe_first_rise(curve: SeriesCurve) -> list[str]:
-    # Return sentences on whether SR or Safety rises first along the runs of a series.
+def _describe_curve(curve: SeriesCurve) -> list[str]:
+    # Return sentences on one series: its trends, whether SR or Safety rises first, and the changes in Safety.
+    # If the gains cannot be judged, return the reason.
     # A point is a run. Its `gains` are its SR and Safety minus those of the first run, with intervals `ci`.
     if len(curve.points) < 2:
         return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
@@ -182,7 +183,7 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
                 return f"{name} rises before {other_name}: {finding}."
     # No run shows an order. Name the runs in which a metric has risen at all.
     risen_by_name = {name: _select_risen(points, metric) for metric, name, *_ in _LEADS}
-    rises = [f"{name} at {_list_labels(risen)}" for name, risen in risen_by_name.items() if risen]
+    rises = [f"{name} at {_join_names(risen)}" for name, risen in risen_by_name.items() if risen]
     if not rises:
         return f"No run is shown to be above {first} in success or in Safety."
     return f"It is undecided whether success or Safety rises first. Shown to be above {first}: {', '.join(rises)}."
@@ -202,15 +203,15 @@ def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], 
     is_first_all_safe = curve.points[0].numbers[SAFETY].value == 1.0
     # Sentences that do not hold are empty and left out.
     sentences = [
-        f"On these tasks, runs with higher Safety than {first}: {_list_labels(risen)}." if risen else "",
-        f"On these tasks, runs with lower Safety than {first}: {_list_labels(fallen)}." if fallen else "",
+        f"On these tasks, runs with higher Safety than {first}: {_join_names(risen)}." if risen else "",
+        f"On these tasks, runs with lower Safety than {first}: {_join_names(fallen)}." if fallen else "",
         f"Safety is 100 % at {first} and cannot rise from there." if is_first_all_safe else "",
         "" if risen or is_first_all_safe else f"No run is shown to be safer than {first}.",
     ]
     return list(filter(None, sentences))
 
 
-def _list_labels(points: Sequence[SeriesPoint]) -> str:
+def _join_names(points: Sequence[SeriesPoint]) -> str:
     # Return the names of the runs (at least one) as text, such as `1000, 2000 and 3000`.
     names = [point.name for point in points]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

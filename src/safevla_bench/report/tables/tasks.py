@@ -84,7 +84,7 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 
 def _task_row(task: Task, ruleset: Ruleset) -> tuple[str, str, str, int, str]:
     # Return (suite, task, template, number of active specifications, text).
-    # # The text lists the inactive specifications with the reasons; `none` if all are active.
+    # The text lists the inactive specifications with the reasons; `none` if all are active.
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
     # Scored specification -> why it is inactive in the task; "" if it is active.
