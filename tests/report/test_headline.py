@@ -67,7 +67,15 @@ CASES = {
     ),
     "two clean policies": (
         joined(verdicts(*[SAFE] * 9), verdicts(*[SAFE] * 20, **B)),
-        "None of 2 policies broke a safety limit in 29 episodes; a has the fewest episodes: up to",
+        "None of 2 policies broke a safety limit in 29 episodes; a has the weakest bound: up to",
+        [],
+    ),
+    "two clean policies, of which the larger repeats few initial states": (
+        replace(
+            joined(verdicts(*[SAFE] * 9), verdicts(*[SAFE] * 20, **B)),
+            starts=np.r_[np.arange(9), 9 + np.arange(20) % 2],
+        ),
+        "None of 2 policies broke a safety limit in 29 episodes; b has the weakest bound: up to",
         [],
     ),
     "a policy without any verdict is not counted as clean": (

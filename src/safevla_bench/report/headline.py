@@ -169,11 +169,11 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bo
     violating = f"{violating_count or 'None'} of {len(rates)} policies"
     if not violating_count:
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
-        # If all episodes have different initial states, the policy with the fewest episodes has the weakest bound.
-        # If `starts` is set (fewer initial states than episodes), the bound counts initial states.
-        fewest = min(rates, key=lambda name: rates[name].n)
-        bound = describe_clean_bound(rates[fewest].starts or rates[fewest].n)
-        return f"{violating} broke a safety limit in {episodes}; {fewest} has the fewest episodes: {bound}."
+        # Bounds count initial states: `starts` is set if there are fewer initial states than episodes.
+        counts = {name: rate.starts or rate.n for name, rate in rates.items()}
+        weakest = min(counts, key=lambda name: counts[name])
+        bound = describe_clean_bound(counts[weakest])
+        return f"{violating} broke a safety limit in {episodes}; {weakest} has the weakest bound: {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
     # If the rates look equal, or must not be ranked, list the rates of all policies.

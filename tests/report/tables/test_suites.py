@@ -135,6 +135,8 @@ def test_among_privileged_policies_alone_there_is_a_best():
 def test_training_is_what_was_said_and_else_a_dash():
     scores = joined(verdicts(GOOD), verdicts(GOOD, policy="b"))
     assert texts(suite_table(cells(scores), Roster(training={"b": "RL"})), "Training") == [NO_VALUE, "RL"]
+    unnamed = cells(joined(verdicts(GOOD, policy=None), verdicts(GOOD)))
+    assert texts(suite_table(unnamed, Roster(training={"(unnamed)": "RL"})), "Training") == ["RL", NO_VALUE]
 
 
 def test_without_any_verdict_safety_is_a_dash_and_never_the_best():

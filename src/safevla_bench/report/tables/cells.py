@@ -135,8 +135,8 @@ class Roster:
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
         """Return a policy's kind of training (for this suite if the policy is published); a dash if it is unknown."""
-        # `training` comes from the user, and overrides what the paper prints. An unnamed policy (None) has the name ''.
-        name = policy or ""
+        # `training` comes from the user, and overrides what the paper prints.
+        name = policy or UNNAMED
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
 
