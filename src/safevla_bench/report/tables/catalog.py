@@ -115,8 +115,8 @@ def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
     counts = Counter((cell.policy, cell.suite) for cell in cells)
     for (policy, suite), count in counts.items():
         if count > 1:
-            problem = f"policy {policy!r} has results for the same tasks under two names of suite {suite}"
-            raise RunError(problem, remedy="Leave out the results under one of the names.")
+            problem = f"policy {policy!r} has results under two names of suite {suite}"
+            raise RunError(problem, remedy="Use one name in all records, or leave out the results under one name.")
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the summaries that its numbers come from
