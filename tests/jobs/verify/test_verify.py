@@ -298,6 +298,14 @@ def test_changed_rules_beside_the_scores_are_found(run):
     assert "not the rules" in differing(run, by)[RULES]
 
 
+def test_rules_made_in_python_are_no_difference(run):
+    judged = judge([run], load_ruleset())
+    write_outputs(replace(judged, ruleset=replace(judged.ruleset, recipe=None)), run)
+    assert "made in Python" in unchecked(run)[RULES]
+    assert differing(run) == {}
+    assert not verify_run(run).has_open_checks
+
+
 def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(run, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('based_on = "default"\n\n[[replace]]\nspec_id = "joint_torque"\nsevere = 3.0\n')

@@ -122,6 +122,7 @@ def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> Unknown
 
 RULES = "judged_with.json"
 """File in a run folder with the rules that judged the run, for --rules as-judged. Default rules need no file."""
+MADE_IN_PYTHON = "the run was judged by rules made in Python, which no file describes"  # the file then holds null
 
 
 def format_rescore_command(run: Path) -> str:
@@ -241,8 +242,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     except (ValueError, RecursionError, OSError) as error:
         raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(file=str(path))) from None
     if recipe is None:
-        problem = "the run was judged by rules made in Python, which no file describes"
-        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
+        raise RunError(MADE_IN_PYTHON, remedy=remedy, place=Place(file=str(path)))
     return recipe
 
 
