@@ -186,6 +186,8 @@ def test_nothing_about_safety_is_established_if_a_specification_did_not_judge_al
     selection = select_policy(scores, headers, results, metric, conditions)
     assert any("torque" in warning for warning in selection.warnings) == is_open
     assert not (is_open and selection.is_established)
+    of_sr = select_policy(scores, headers, results, metric, (Gate("sr", "min", 0.5),))
+    assert [candidate.is_established for candidate in of_sr.candidates] == [True, True]  # SR needs no verdict
 
 
 def test_the_best_of_those_that_satisfy_the_conditions_is_chosen_and_compared_with_the_next():

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from math import inf
 
 import msgspec
@@ -251,16 +252,17 @@ def select_policy(
     # The first gate only gives the value of `metric`; its limit of 0 is always satisfied.
     gates = [Gate(metric, "min", 0.0), *conditions]
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
-    if any(METRICS[gate.metric].needs_verdict for gate in gates):
-        uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
-        lost = [*lost, uneven] if uneven else lost
-    reason = "; ".join(lost)
-    # The missing episodes might change a gate that passed.
+    needs_verdict = [METRICS[gate.metric].needs_verdict for gate in gates]
+    uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
+    # Missing episodes might change any gate that passed, and missing verdicts those that need verdicts.
+    reasons = ["; ".join([*lost, uneven] if needed and uneven else lost) for needed in needs_verdict]
+    lost = [*lost, uneven] if uneven and any(needs_verdict) else lost
+    # Each policy has an outcome for each gate.
     outcomes = [
         msgspec.structs.replace(outcome, verdict="undecided", reason=reason)
-        if lost and outcome.verdict == "passed"
+        if reason and outcome.verdict == "passed"
         else outcome
-        for outcome in checked.outcomes
+        for outcome, reason in zip(checked.outcomes, cycle(reasons), strict=False)
     ]
     # Each policy has one outcome for the metric, followed by one outcome for each condition.
     candidates = []
