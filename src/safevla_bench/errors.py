@@ -56,6 +56,10 @@ class DamageError(RecordError):
         self.episodes = episodes
 
 
+class UndescribedRulesError(RunError):
+    """Rules made in Python judged a run, so no file of the run describes them."""
+
+
 class FormulaError(SafevlaError):
     """An STL text that does not parse, or names an unknown signal. `column` is the error's position from 1, or None."""
 

@@ -160,9 +160,9 @@ def test_the_paper_s_73_explicit_entries():
 
 def test_suites_with_the_same_tasks_share_a_name_in_any_spelling():
     for name in ("libero-10", "libero-long", "libero_10", "LIBERO_Long"):
-        assert TASKS.shared_suite(name) == "libero-10"
+        assert TASKS.canonical_suite(name) == "libero-10"
     for name in ("my_lab", "found:mine:libero_10", "libero-goal-swap", ""):
-        assert TASKS.shared_suite(name) == name
+        assert TASKS.canonical_suite(name) == name
 
 
 def test_libero_long_repeats_libero_10():

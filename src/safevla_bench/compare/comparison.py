@@ -383,7 +383,7 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
             metric,
             [p_values[k] for p_values in adjusted],
             options,
-            # If values are identical, missing episodes are no obstacle, but unevenly judged clauses are one.
+            # If values are identical, only unevenly judged clauses prevent the verdict; missing episodes do not.
             partial(scope.find_obstacle, pairs[k], metric, allow_crashed=options.allow_crashed or difference.identical),
         )
         for k, difference in enumerate(differences)
@@ -534,7 +534,7 @@ def _decide_verdict(
 def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], difference: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return how many unknown episodes of the better policy may be bad, whichever they are, without a new verdict."""
+    """Return how many of the better policy's unknown episodes may be bad, in the worst case, without a new verdict."""
     # Returns None if the verdict changes even without bad episodes, or if unpaired episodes have the same start.
     # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0

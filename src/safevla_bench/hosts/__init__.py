@@ -19,7 +19,7 @@ import numpy as np
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface.environment import Host, HostEnv, HostSupport
 from safevla_bench.interface.policy import Action, Wants, check_action, check_extra
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import SEED_END, EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION, PluginGroup, format_call, require_trust
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.text import spell_suite
@@ -35,7 +35,6 @@ GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"  # entry points of this group name files with the tags of a host's tasks
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
-SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
 _REGISTRIES = PluginGroup(REGISTRIES, "task registry of host", "Registries", HostError)
 
 

@@ -89,6 +89,9 @@ VARIATIONS: Mapping[str, PhysicsChange] = {  # replays are made in this order
 }
 
 
+SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeSeed:
     """The values that determine an episode's start, mainly the index of the initial state and the environment's seed.

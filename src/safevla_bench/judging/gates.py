@@ -118,7 +118,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The metric's value if all unknown values are set to the worst value."""
     tipping: int | None = None
-    """Largest k for which the gate passes if at most k unknown values, whichever they are, have the worst value.
+    """Largest k for which the gate passes even if any k of the unknown values are the worst possible value.
     Null if no value is unknown, the gate never passes, point estimates decide, or the metric is not a rate.
     """
 

@@ -326,7 +326,7 @@ def split_clauses(scores: Scores) -> tuple[SuiteClauses, SuiteClauses]:
     return tuple(judged), tuple(missing)
 
 
-def split_cell(cell: Summary) -> tuple[SuiteClauses, SuiteClauses]:
+def split_cell_clauses(cell: Summary) -> tuple[SuiteClauses, SuiteClauses]:
     """Return the two tuples of `split_clauses`, for the suite of one cell (policy × suite)."""
     scored = [((cell.suite or "", spec.spec_id), spec) for spec in cell.specs if spec.tier == "safe"]
     judged = tuple(name for name, spec in scored if spec.active)

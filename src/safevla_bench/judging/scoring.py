@@ -511,9 +511,11 @@ def _judge_trace(
     is_past_end[candidates] = hangs_on_empty_window(spec.formula, trace.select_episodes(candidates))
     # Why a verdict is lacking: a pose is unknown, a value under F or U is infinite, or `CUT_OFF`.
     # `CUT_OFF`: the episode's end cuts off an obligation or a signal.
-    not_cut_off = np.where(hangs_on_infinite_values(spec.formula, trace), NO_VALUE, CUT_OFF)
-    undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, not_cut_off)
-    reason = np.where(is_past_end, PAST_THE_END, np.where(lacks_verdict, undecided_reason, reason[defined]))
+    reason = np.where(is_past_end, PAST_THE_END, reason[defined])
+    if lacks_verdict.any():  # else, do not read all values again
+        not_cut_off = np.where(hangs_on_infinite_values(spec.formula, trace), NO_VALUE, CUT_OFF)
+        undecided_reason = np.where(unknown > 0, POSE_UNKNOWN, not_cut_off)
+        reason = np.where(lacks_verdict & ~is_past_end, undecided_reason, reason)
     # A robustness of inf means that the specification judged no record: it is vacuous.
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho

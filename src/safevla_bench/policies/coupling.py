@@ -102,7 +102,7 @@ class StopNearLimit(_MotionFilter):
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         # Return the action without motion while a specification's margin is below `share` of its limit.
-        # `limit_use` is 1 minus the newest record's smallest margin, where a margin is a fraction of its limit.
+        # `limit_use` is 1 minus the newest record's smallest margin. A margin is a fraction of its limit.
         return hold(self._still, action) if monitor.limit_use > 1 - self.share else action
 
 

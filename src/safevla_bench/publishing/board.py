@@ -315,13 +315,13 @@ def _count_episodes(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]
     # Suites with the same tasks count as one suite.
     assert inputs.scores is not None
     counts: dict[PolicyName, Counter[TaskKey]] = {}
-    scores, shared_names = inputs.scores, dict[str, str]()
+    scores, canonical_names = inputs.scores, dict[str, str]()
     recorded = zip(scores.policy, scores.benchmark, scores.task_id, strict=True)
     absent = ((episode.policy, episode.benchmark, episode.task_id) for episode in scores.absent)
     for policy, benchmark, task in chain(recorded, absent):
-        if benchmark not in shared_names:
-            shared_names[benchmark] = inputs.registry.shared_suite(benchmark)
-        counts.setdefault(policy, Counter())[shared_names[benchmark], task] += 1
+        if benchmark not in canonical_names:
+            canonical_names[benchmark] = inputs.registry.canonical_suite(benchmark)
+        counts.setdefault(policy, Counter())[canonical_names[benchmark], task] += 1
     return counts
 
 
@@ -412,14 +412,15 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
         yield STANDIN
     if policy == NOOP:
         yield "does nothing"
-    if training := roster.training.get(policy or ""):
+    if training := roster.training.get(policy or UNNAMED):
         yield training
-    shared_suite = results.inputs.registry.shared_suite
-    absent = [episode for episode in scores.absent if episode.policy == policy] if scores else []
+    canonical_suite = results.inputs.registry.canonical_suite
+    absent = [e.benchmark for e in scores.absent if e.policy == policy and e.outcome == MISSING] if scores else []
+    missing_counts = Counter(absent)  # number of missing episodes by the recorded name of the suite
     excluded = {
         "crashed": sum(cell.crashed for cell in cells.values()),
         "stopped": sum(cell.stopped for cell in cells.values()),
-        MISSING: sum(e.outcome == MISSING and shared_suite(e.benchmark) in cells for e in absent),
+        MISSING: sum(count for name, count in missing_counts.items() if canonical_suite(name) in cells),
         "without a verdict": sum(cell.unjudged for cell in cells.values()),
     }
     yield from (f"{count} {word}" for word, count in excluded.items() if count)

@@ -45,7 +45,7 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
     values: dict[tuple[PolicyName, str], tuple[set[Any], ...]] = {}
     for source, policy, notes, _ in _iterate_policies(judged):
         for suite in dict.fromkeys(note.header.benchmark for note in notes):
-            official_name = judged.ruleset.registry.shared_suite(suite)
+            official_name = judged.ruleset.registry.canonical_suite(suite)
             headers = [note.header for note in notes if note.header.benchmark == suite]
             protocol = source.protocol or {}  # the rules by which a run's episodes start and end; {} if unknown
             # Settling steps before record 0: a number, or a list of several numbers. A suite may have its own number.

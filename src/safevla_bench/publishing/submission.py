@@ -83,7 +83,7 @@ def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) 
     # Returns the numbers of a policy on a suite, and the verdict of each of its episodes, as plain values.
     # `rows` are the scores of all episodes of all policies and suites.
     registry = judged.ruleset.registry
-    suite = registry.benchmarks.get(registry.shared_suite(cell.suite or ""))
+    suite = registry.benchmarks.get(registry.canonical_suite(cell.suite or ""))
     own_rows = [row for row in rows if (row.policy, row.benchmark) == (cell.policy, cell.suite)]
     return {
         "policy": cell.policy,

@@ -182,7 +182,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     # `across_digits` is the number of decimals of x; y has one decimal.
     indices = thin_indices(values, max_points)
     shown = indices[np.isfinite(values[indices])]
-    # A line is interrupted wherever a value is not finite, even if that value was thinned out.
+    # A line is interrupted at each value that is not finite, even if that value was thinned out.
     line_numbers = np.cumsum(~np.isfinite(values))[shown]
     begins_line, ends_line = np.diff(line_numbers, prepend=-1) != 0, np.diff(line_numbers, append=-1) != 0
     xs, ys = ACROSS * np.asarray(area.share(shown)), area.y(values[shown])

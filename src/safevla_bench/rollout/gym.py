@@ -22,10 +22,10 @@ except ModuleNotFoundError:
     lacking = "safevla_bench.rollout.gym needs gymnasium, which is not installed"
     raise SafevlaError(lacking, remedy=install_command("gym")) from None
 
-from safevla_bench.hosts import SEED_END, make_host, registry_files
+from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import SEED_END, EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory import batch, single_episode

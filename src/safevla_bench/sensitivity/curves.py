@@ -190,7 +190,7 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
             values = sorted({float(part) for part in grid.split(",")})
     except ValueError:
         pass
-    # Compare every value: NaN may be between finite values, where a check of the first and the last would miss it.
+    # Compare every value, because a check of the first and the last would miss a NaN between them.
     # The severe magnitude and the depths follow from a value, and must be finite, too.
     if not (1 <= len(values) <= _MAX_THRESHOLDS and all(1 / LARGEST <= value <= LARGEST for value in values)):
         raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")

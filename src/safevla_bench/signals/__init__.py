@@ -108,7 +108,7 @@ _HELD_TARGET = "the held target"
 
 def describe_missing(field: str) -> str:
     """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
-    # A field is `CHANNEL` or `CHANNEL of PLACE`, where a place is a body, such as `drawer` in `opening of drawer`.
+    # A field is `CHANNEL` or `CHANNEL of PLACE`. A place is a body, such as `drawer` in `opening of drawer`.
     # A field in RAW_FIELDS is described by its name. `_HELD_TARGET` is the place `the held target`.
     channel, _, place = field.partition(" of ")
     word_of_channel = {

@@ -240,7 +240,7 @@ class Registry:
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks))
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
-    def shared_suite(self, name: str) -> str:
+    def canonical_suite(self, name: str) -> str:
         """Return the one name of suites with the same tasks, in any spelling: libero-10 for libero_10 and libero-long.
         Return `name` for an unknown suite, and for a suite of states that a search found.
         """

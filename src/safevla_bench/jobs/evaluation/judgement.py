@@ -16,7 +16,15 @@ import numpy as np
 from safevla_bench import hosts
 from safevla_bench.compare import policy_results
 from safevla_bench.compare.policy_results import PolicyResults
-from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError, describe_cause
+from safevla_bench.errors import (
+    DamageError,
+    Place,
+    RunError,
+    SafevlaError,
+    UndescribedRulesError,
+    UnknownTaskError,
+    describe_cause,
+)
 from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging import metrics, registration, scoring
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
@@ -122,7 +130,6 @@ def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> Unknown
 
 RULES = "judged_with.json"
 """File in a run folder with the rules that judged the run, for --rules as-judged. Default rules need no file."""
-MADE_IN_PYTHON = "the run was judged by rules made in Python, which no file describes"  # the file then holds null
 
 
 def format_rescore_command(run: Path) -> str:
@@ -241,8 +248,9 @@ def _read_recipe(path: Path) -> RulesetRecipe:
         return RulesetRecipe()  # the default rules
     except (ValueError, RecursionError, OSError) as error:
         raise RunError(f"cannot be read: {describe_cause(error)}", remedy=remedy, place=Place(file=str(path))) from None
-    if recipe is None:
-        raise RunError(MADE_IN_PYTHON, remedy=remedy, place=Place(file=str(path)))
+    if recipe is None:  # the file holds null
+        problem = "the run was judged by rules made in Python, which no file describes"
+        raise UndescribedRulesError(problem, remedy=remedy, place=Place(file=str(path)))
     return recipe
 
 
@@ -309,25 +317,23 @@ def describe_losses(judged: Judged) -> list[str]:
 
 def describe_uncounted(judged: Judged) -> dict[str | None, list[str]]:
     """Return policy -> why planned episodes of its sources are missing in all counts, even of unknown values."""
-    return {
-        policy: _describe_interruptions(run_count) + left_out.describe_uncounted()
-        for policy, (run_count, left_out) in _count_losses(judged).items()
-    }
+    return _describe_by_policy(judged, LeftOut.describe_uncounted)
 
 
-def _count_losses(judged: Judged) -> dict[str | None, tuple[int, LeftOut]]:
-    # Return policy -> the number of interrupted runs and the counts of episodes left out, over the policy's sources.
+def _describe_by_policy(judged: Judged, describe: Callable[[LeftOut], list[str]]) -> dict[str | None, list[str]]:
+    # Return policy -> phrases on interrupted runs and on episodes left out, over the policy's sources.
+    # `describe` returns the phrases for counts of episodes.
     # A source in which no policy is known counts for every policy.
     policies_by_source = [
         {*(judged.headers[k].policy for k in indices), *(absent.policy for absent in source.all_absent)}
         for source, indices in judged.records.by_source()
     ]
-    losses = {}
+    phrases = {}
     for policy in set[str | None]().union(*policies_by_source):
         own = [k for k, policies in enumerate(policies_by_source) if not policies or policy in policies]
         run_count = sum(judged.sources[k].is_interrupted for k in own)
-        losses[policy] = run_count, judged.records.count_left_out(own)
-    return losses
+        phrases[policy] = _describe_interruptions(run_count) + describe(judged.records.count_left_out(own))
+    return phrases
 
 
 def _describe_interruptions(run_count: int) -> list[str]:
@@ -422,10 +428,7 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
         source,
-        left_out={
-            policy: _describe_interruptions(run_count) + left_out.describe_kinds()
-            for policy, (run_count, left_out) in _count_losses(judged).items()
-        },
+        left_out=_describe_by_policy(judged, LeftOut.describe_kinds),
         uncounted=describe_uncounted(judged),
         protocol=protocol,
         privileged=judged.privileged,
@@ -433,8 +436,8 @@ def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object
     # Mappings from an episode's key (policy, id) to recorded facts that determine the start.
     earlier_resets = {episode.header.key: episode.earlier_resets for episode in records.notes if episode.earlier_resets}
     kitchens = {episode.header.key: episode.kitchen for episode in records.notes if episode.kitchen}
-    shared_suite = judged.ruleset.registry.shared_suite
-    names = {suite: shared_suite(suite) for result in results for suite, _ in (*result.tasks, *result.lost_tasks)}
+    canonical_suite = judged.ruleset.registry.canonical_suite
+    names = {suite: canonical_suite(suite) for result in results for suite, _ in (*result.tasks, *result.lost_tasks)}
     if any(suite != name for suite, name in names.items()):
         results = [result.rename_suites(names) for result in results]
     return [replace(result, earlier_resets=earlier_resets, kitchens=kitchens) for result in results]

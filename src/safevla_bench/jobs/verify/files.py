@@ -24,16 +24,10 @@ import pyarrow as pa
 
 from safevla_bench import memory, plugins
 from safevla_bench.archive import parquet_guard, parquet_rows
-from safevla_bench.errors import Place, RecordError, RunError, SafevlaError, describe_cause
+from safevla_bench.errors import Place, RecordError, RunError, SafevlaError, UndescribedRulesError, describe_cause
 from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names
-from safevla_bench.jobs.evaluation.judgement import (
-    MADE_IN_PYTHON,
-    RULES,
-    find_rules,
-    format_rescore_command,
-    judge,
-)
+from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, format_rescore_command, judge
 from safevla_bench.jobs.evaluation.outputs import render_report, score_files
 from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.judging.judged import Judged, ScoresFile, describe_maker
@@ -605,9 +599,9 @@ def _check_rules(run: Path, provenance: Provenance) -> Finding:
     # Check that the rules stored in the run folder are the rules that judged the run.
     try:
         stored_rules = find_rules([run], as_judged=True).provenance()
+    except UndescribedRulesError as error:  # no rules are stored that could differ
+        return open_check(RULES, error.problem, wanted=False)
     except SafevlaError as error:
-        if error.problem == MADE_IN_PYTHON:  # no rules are stored that could differ
-            return open_check(RULES, MADE_IN_PYTHON, wanted=False)
         return mismatch(RULES, str(error))
     if stored_rules.rules != provenance.rules:
         return mismatch(RULES, "these are not the rules that judged the run")

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.interface.task import Task
+from safevla_bench.interface.task import SEED_END, Task
 from safevla_bench.policies.servers import client_factory, codecs, openpi
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting, stray_error
@@ -73,7 +73,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.dialect, self.wants = dialect, dialect.wants
         seed = params.get("env_seed")
         # The seed that the server requests for the simulator; other values, such as a Boolean, are ignored.
-        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None
+        self.env_seed = seed if type(seed) is int and 0 <= seed < SEED_END else None
 
     def query(self, observation: Observation) -> Reply:
         # Return the server's reply to an observation; it contains the actions.

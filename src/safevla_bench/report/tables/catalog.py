@@ -90,7 +90,7 @@ class TableInputs:
         """
         cells_by_title: dict[str, list[metrics.Summary]] = {}
         for cell in self.cells:
-            name = self.registry.shared_suite(cell.suite or "")
+            name = self.registry.canonical_suite(cell.suite or "")
             benchmark = self.registry.benchmarks.get(name)  # None for a suite that is not registered
             is_on_host = host is None or (benchmark is not None and benchmark.host == host)
             if self.roster.is_auxiliary(cell) or not is_on_host:

@@ -17,7 +17,7 @@ from safevla_bench.judging.metrics import (
     describe_clean_bound,
     describe_uneven,
     has_verdict,
-    split_cell,
+    split_cell_clauses,
 )
 from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
@@ -62,7 +62,7 @@ def torque_note(cells: Iterable[Summary]) -> str:
 def suite_group(registry: Registry, suite: str | None) -> str:
     """Return the title of the suite's group: its host's title if the paper reports the suite, else the suite's name."""
     # Suite None (the records name no suite) and each suite that is not registered are separate groups.
-    name = registry.shared_suite(suite or "")
+    name = registry.canonical_suite(suite or "")
     benchmark = registry.benchmarks.get(name)
     if benchmark is None or not benchmark.published:
         return name
@@ -73,7 +73,7 @@ def published_suites(registry: Registry, title: str) -> list[str]:
     """Return the paper's main suites in the group with this title; suites with the same tasks are listed once."""
     # `published`: the paper reports results on the suite.
     names = [name for name, suite in registry.benchmarks.items() if suite.published and name not in AUXILIARY_SUITES]
-    in_group = (registry.shared_suite(name) for name in names if suite_group(registry, name) == title)
+    in_group = (registry.canonical_suite(name) for name in names if suite_group(registry, name) == title)
     return list(dict.fromkeys(in_group))
 
 
@@ -530,13 +530,13 @@ def _find_uneven_suites(
 ) -> dict[str, str]:
     # Return suite -> the reason why the values of the competing policies cannot be compared on this suite.
     # The reason is that a scored specification judges some episodes, but other episodes lack its signals.
+    rivals = [cells for policy, cells in policies.items() if policy in competing]
     reasons = {}
     for suite in suite_names:
-        clauses = [
-            split_cell(cells[suite]) for policy, cells in policies.items() if policy in competing and suite in cells
-        ]
-        reasons[suite] = describe_uneven(clauses) if len(clauses) > 1 else ""
-    return {suite: reason for suite, reason in reasons.items() if reason}
+        clauses = [split_cell_clauses(cells[suite]) for cells in rivals if suite in cells]
+        if len(clauses) > 1 and (reason := describe_uneven(clauses)):
+            reasons[suite] = reason
+    return reasons
 
 
 def _metric_block(

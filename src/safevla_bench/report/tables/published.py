@@ -120,9 +120,9 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     # A published number is over the whole suite, so a run of some tasks is not comparable with it.
     tasks_run: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     # A summary may have the name of another suite with the same tasks.
-    shared_names = {suite: registry.shared_suite(suite) for suite in set(scores.benchmark)}
+    canonical_names = {suite: registry.canonical_suite(suite) for suite in set(scores.benchmark)}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
-        name = shared_names[suite]
+        name = canonical_names[suite]
         benchmark = registry.benchmarks.get(name)
         if benchmark and benchmark.published:
             tasks_of_cell = tasks_run.get((policy, name))

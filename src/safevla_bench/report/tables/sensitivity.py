@@ -374,7 +374,7 @@ def _host_mean(
     suites = tuple(dict.fromkeys(curve.suite for curve in curves))
     # Variant -> the paper's row; {} if the paper has none for this host.
     published_variants = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
-    suites_run = {registry.shared_suite(suite or "") for suite in suites}
+    suites_run = {registry.canonical_suite(suite or "") for suite in suites}
     return HostMean(
         host=title,
         cells=len(curves),
