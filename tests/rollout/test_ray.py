@@ -242,7 +242,7 @@ def test_a_node_with_other_code_of_the_same_version_is_refused_with_both_codes_o
 ):
     (own,) = read_description(local)["code"]
     others = tuple(node.node_id for node in nodes.worker_nodes - {other})
-    with pytest.raises(SafevlaError, match="other versions") as raised:
+    with pytest.raises(SafevlaError, match="differ from the command's environment") as raised:
         roll_out(held_at(tmp_path / "never"), tmp_path / "run", running=on_ray(1, exclude=others))
     assert str(raised.value).count("safevla_bench ") == 2
     assert own in str(raised.value)
@@ -260,7 +260,7 @@ def test_a_node_with_other_code_of_the_same_version_is_refused_with_both_codes_o
     codes = {row.code for row in rows}
     assert len(codes) == 2
     assert {*read_description(tmp_path / "mixed")["code"]} == codes
-    assert "with other code" in caplog.text
+    assert "ran with code that differs from this command's" in caplog.text
 
 
 # Nodes
@@ -326,7 +326,7 @@ def test_steps_of_actors_are_reported(tmp_path, nodes):
 
 def test_a_kill_for_want_of_memory_is_named_as_such():
     error = ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory.")
-    assert "memory of its" in actors._describe_death(error, ray)
+    assert "ran out of memory" in actors._describe_death(error, ray)
 
 
 # What the user must mend
@@ -349,7 +349,7 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
     failure = actors.RayWorker(cast, 0, {"safevla-bench": "0.0", "mujoco": "9"}).prepare()
     assert isinstance(failure, SafevlaError)
-    assert f"node {platform.node()}: it" in str(failure)
+    assert f"on the node {platform.node()}: this node's versions differ" in str(failure)
     assert "not 0.0" in str(failure)
     assert "mujoco None, not" in str(failure)
     versions = actors.name_installed(WorkerParts(cast).host)
@@ -446,7 +446,7 @@ def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_ev
     assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run}"]
     note, *progress, count, again = err.splitlines()
     (crash,) = [line for line in progress if line.startswith("crashed: ")]
-    assert "Ray is started" in note
+    assert "Ray starts on this machine" in note
     assert re.match("crashed: held/fake/task_0/ep_000: .*2 attempts", crash)
     assert count.startswith("1 episode crashed")
     assert re.search(rf"\({platform.node()}, process \d+\)$", crash)

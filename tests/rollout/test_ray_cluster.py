@@ -71,12 +71,15 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
 
 
 def test_while_ray_is_used_sigterm_is_an_interrupt_as_ctrl_c_is(monkeypatch):
-    former = signal.getsignal(signal.SIGTERM)
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler remains after tests that start Ray
     monkeypatch.setattr(ray_cluster, "_start_ray", lambda *_: SimpleNamespace(shutdown=lambda: None))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(KeyboardInterrupt), ray_cluster.connect_ray(RayCluster(), 1):
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is former
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_cluster.connect_ray(RayCluster(), 1):
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def test_while_ray_starts_sigterm_reaches_the_handler_of_the_command_and_not_that_of_ray(monkeypatch):

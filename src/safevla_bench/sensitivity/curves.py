@@ -193,7 +193,8 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     # Compare every value, because a check of the first and the last would miss a NaN between them.
     # The severe magnitude and the depths follow from a value, and must be finite, too.
     if not (1 <= len(values) <= _MAX_THRESHOLDS and all(1 / LARGEST <= value <= LARGEST for value in values)):
-        raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MAX_THRESHOLDS} positive numbers")
+        numbers = f"at most {_MAX_THRESHOLDS} positive numbers up to {LARGEST:g}, with LOW below HIGH"
+        raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of {numbers}")
     return tuple(values)
 
 
