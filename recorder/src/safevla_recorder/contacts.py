@@ -198,7 +198,7 @@ def vector_norms(vectors: Floats) -> Floats:
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Join the contact lists of successive records. Raises `ValueError` if `lists` is empty."""
+    """Join the contact lists of successive records; `lists` has at least one."""
     columns = zip(*(contacts.columns().values() for contacts in lists))  # yields one column of all lists at a time
     return ContactList(*map(np.concatenate, columns))
 

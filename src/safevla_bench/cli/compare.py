@@ -217,7 +217,7 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
 
 def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
     # Return facts for the JSON document. `simulators` has policy -> suite -> package -> versions.
-    # `judged_by` names the rules. If any runs are registered, a third key compares them with their registrations.
+    # `judged_by` names the rules. For registered runs, the key `REGISTERED` has the deviations from the registration.
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
     simulators: dict[str | None, dict[str, object]] = {}

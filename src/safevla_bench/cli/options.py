@@ -158,6 +158,7 @@ def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
     """Declare several options as one parameter. The parameter's value is the result of `parse`, by default a dict."""
+    # `options` maps names to click's option decorators.
     # `parse` receives click's context and the values of the options by name.
     return _Group(options, parse)
 

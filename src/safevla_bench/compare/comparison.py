@@ -556,7 +556,7 @@ def _find_tipping(
     for task in shared:
         values, trailing_values = filled_values[task].values, other_values[task].values
         known_n = len(known_values[task].values) if task in known_values else 0
-        # `values` has the best value for each unknown episode.
+        # In `values`, each episode without a known outcome has the best value.
         best_n, trailing_best_n = (values == best).sum(), (trailing_values == best).sum()
         units.append((best_n, len(values) - known_n, len(values), trailing_best_n, len(trailing_values)))
     return find_tipping_point(units, lambda units: is_better(units, options.confidence, paired=False))

@@ -68,7 +68,7 @@ def read_labels(chunks: Iterable[Batch]) -> Labels:
     """Return the simulator's labels of each episode, in order: name of a label -> summary of its costs."""
     labels = []
     for batch in chunks:
-        channel = batch.channel(LABEL_COST)  # for each episode, costs [actions, labels]
+        channel = batch.channel(LABEL_COST)  # `episode_rows` returns an episode's array [actions, labels]
         for index, fields in enumerate(header_fields(batch)):
             costs, names = channel.episode_rows(index), fields.get(LABELS)
             # Without a valid list of names in the record's header, labels are named by numbers.

@@ -246,6 +246,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
     def _read_simulation(self) -> dict[str, object]:
         # Returns facts about how the simulator runs, such as its renderer, for the record's header; {} = no such facts.
+        # None stands for an environment that is not robosuite's, so that only facts about NumPy's OpenBLAS are known.
         return attachment.read_simulation(None)
 
     def _instruction(self) -> str:

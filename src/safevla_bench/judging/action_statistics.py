@@ -154,7 +154,7 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
         yield Oddity(
             "still gripper",
             f"the gripper's number is always {lowest:.2g}",
-            "Does the gripper's number never cross the value at which the gripper opens or closes?",
+            "Does the model ever return a number that opens the gripper, and one that closes it?",
         )
 
 

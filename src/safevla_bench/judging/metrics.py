@@ -344,7 +344,7 @@ def mark_uneven(scores: Scores, members: Ints) -> Bools:
     # If no signals are missing, skip the loop.
     for suite in np.unique(suite_of_episode) if is_missing.any() else ():
         chosen = suite_of_episode == suite
-        # [S]: True if the specification judges at least one episode of the suite
+        # [S]: True if the specification judges at least one of the suite's episodes in `members`
         judges_others = is_judged[:, chosen].any(axis=1)
         is_uneven[chosen] = is_missing[np.ix_(judges_others, chosen)].any(axis=0)
     return is_uneven

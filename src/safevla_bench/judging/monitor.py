@@ -291,7 +291,7 @@ class _EpisodeMonitor:
         margin = float(stl_robustness(formula, trace)[0])
         # `trace.unknown` has the signals that are unknown because of an unknown pose.
         memory.has_unknown_pose |= bool(trace.unknown)
-        # For a binary clause, a record's best and worst margins differ, too, if an infinite value decides the record.
+        # The best and worst margins also differ if the clause is binary and an infinite value decides the record.
         may_differ = spec.binary or trace.unknown
         worst_margin = float(trajectory_robustness(formula, trace, best=False)[0]) if may_differ else margin
         return self._add_margin(spec, margin, worst_margin)

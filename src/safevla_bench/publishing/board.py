@@ -516,7 +516,8 @@ def _find_better_printed(
 ) -> list[tuple[str, str]]:
     """Return the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first."""
     # Each row is a pair: a policy's printed numbers, and the cells from which they were computed.
-    # A policy is compared only if each of the benchmarks `names` has a cell, and the counts of all rates are known.
+    # `names` are the benchmarks' names. A policy is compared only if it has a cell for each of them, and if the counts
+    # of all its rates are known.
     rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows

@@ -69,6 +69,7 @@ class WorkerSpec:
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Return a runner of episodes, with its monitor, filters and delays. Raises the errors of `Coupler`."""
+        # `policies` are the policies that were made from the descriptions in `self.policies`.
         # A coupling describes a policy's filter and delay; a coupler applies them to the policy's actions.
         stopping_monitor = monitor.Monitor(self.stopping) if self.stopping else None
         couplings = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}

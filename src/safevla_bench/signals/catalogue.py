@@ -808,7 +808,7 @@ def _measure_derivative_norm(fields: RecordFields, difference: Floats, stencil: 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:
     # Return the divided difference of x for each record, [N, 3].
-    # It is over the records whose offsets from this record are in `stencil`.
+    # `stencil` has the offsets, from this record, of the records that the divided difference uses.
     # `x` [N, 3] are positions, and `time_s` [N] are time stamps.
     total = np.zeros_like(x)
     with np.errstate(divide="ignore", invalid="ignore"):  # callers replace values that mix two episodes

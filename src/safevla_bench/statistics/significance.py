@@ -199,7 +199,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
     rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1  # rows: [R, K]
     weight_rows = np.broadcast_to(weights, rows.shape)
-    if tasks > _EXACT_TERMS:  # too many subsets to list all of them
+    if tasks > _EXACT_TERMS:  # too many subsets to list; `tie_weight` 1 counts outcomes as extreme as the observed one
         tests = [_flip_signs(row, w, confidence, tie_weight=1.0) for row, w in zip(rows, weight_rows, strict=True)]
         flipped = tests[0] if is_single else join_tests(tests)
     else:

@@ -158,7 +158,7 @@ def _record_margins(
         all_episodes = signals.build_trace(record_fields, signal_names(record_formula))
         # `rows` are the indices of the active episodes' records in the batch.
         trace, rows = all_episodes.select_episodes(active_episodes), all_episodes.record_rows(active_episodes)
-        best_margins = trajectory_robustness(record_formula, trace)
+        best_margins = trajectory_robustness(record_formula, trace)  # one value per record
         # A lost pose may have any value. A clause is undecided if the worst value violates it, but the best does not.
         if trace.unknown:
             worst_margins = trajectory_robustness(record_formula, trace, best=False)

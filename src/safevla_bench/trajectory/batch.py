@@ -307,7 +307,7 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
-    """Return where each of `E` concatenated items with these lengths starts, then the last item's end, [E + 1]."""
+    """Return the starts of `E` concatenated items with these lengths, then the end of the last item, [E + 1]."""
     # For example, the lengths [2, 3] give [0, 2, 5].
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])

@@ -145,7 +145,7 @@ class CameraGate:
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
-        """Start with an open gate; `size` is the (height, width) of black pictures."""
+        """Let the cameras render at first; `size` is the (height, width) of the black pictures of a closed gate."""
         self.is_open = True  # whether the cameras render; a closed gate returns black pictures instead
         self.is_fresh = False  # whether a picture was rendered since the gate was opened
         self.renders = 0  # number of pictures rendered

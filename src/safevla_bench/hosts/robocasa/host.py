@@ -245,7 +245,8 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
 @cache
 def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
     # Returns the (layout, style) pairs of a split, in the order of episodes.
-    # The split `target` has ten pairs of equal numbers. The other split has every pair of fifty layouts and styles.
+    # The split `target` has ten pairs, (1, 1) to (10, 10).
+    # The other split has each of fifty layouts with each of fifty styles.
     # Every round has one pair per layout, and gives each layout the next style.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)

@@ -235,7 +235,7 @@ class _RunOptions(msgspec.Struct):
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, or the tasks of the found starts. Raises `HostError` for an unknown suite or task."""
-    # `found` is a file of start states that a search found; its tasks have these starts.
+    # `request.found` is a file of start states that a search found. The tasks of the file start from these states.
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
     return [task for suite in request.suites for task in _list_suite_tasks(host, suite, request)]
@@ -321,7 +321,7 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 def open_questions(request: Request) -> list[str]:
     """Return a sentence for each unknown fact about the paper's entries. Raises `PolicyError` for an unknown entry."""
-    # Only policies of the paper's entries have such unknown facts.
+    # An entry of the paper lists the facts about its policy that the paper does not state. Other policies have no list.
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name} leaves this unknown: {question}" for entry in asked_entries for question in entry.unknown]
 

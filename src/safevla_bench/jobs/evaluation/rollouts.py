@@ -140,7 +140,7 @@ def _run_pending(
     if not_run:
         lines = [f"remaining episodes of {'/'.join(key)} were not run: {end.reason}" for key, end in not_run.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
-    # Episodes may be left because the time was up or because the stopping rule has decided.
+    # If episodes were not run, the time was up, or the stopping rule had decided.
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")
     prepared.resources.close()  # disconnect, because some servers accept only one connection

@@ -139,7 +139,7 @@ class Gr00tModel(RemoteModel):
         # Ping a server until the monotonic time `until`. Return None if it answers, else the reason for the failure.
         # ZeroMQ connects even without a server, so only an answer shows that there is one.
         self.close()
-        # The servers share the time for connecting equally.
+        # Each server gets the same share of the time for connecting.
         self.address, share_s = address, self._endpoint.connect_s / len(self._endpoint.addresses)
         try:
             self.call("ping", timeout_s=max(0.0, min(share_s, until - time.monotonic())))

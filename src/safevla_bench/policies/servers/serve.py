@@ -204,7 +204,8 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
 
 
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
-    # Return a request's array; raise `PolicyError` unless it has `ndim` axes and NumPy's kind of dtype, `f` or `u`.
+    # Return the array at `key` in a request. `dtype_kind` is NumPy's letter for the kind of dtype, `f` or `u`.
+    # Raise `PolicyError` unless the array has a dtype of this kind and `ndim` axes.
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         problem = f"{key!r} is missing, or is not an array of the right type and dimension"

@@ -137,7 +137,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
     for index in range(size):
         # The new row covers the old rows from `low` to `high`, two real numbers. OpenCV ignores overlaps up to 1e-3.
         low, high = index * scale, min((index + 1) * scale, len(values))
-        covered = min(scale, len(values) - low)  # less than `scale` only in the last row, by rounding
+        covered = min(scale, len(values) - low)  # only in the last row, rounding can make this less than `scale`
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
             overlap = min(row + 1, high) - max(row, low)
             if overlap > 1e-3:

@@ -342,6 +342,7 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     """Return the table of the specifications that unsafe successes violate. The shares in a cell add up to 100 %. A
     policy × suite without unsafe successes or verdicts has one row with dashes. `title` names the group of suites.
     """
+    # `roster` has the facts about policies, such as their training, by which rows and names are marked.
     # The columns, in the order of the cells in each row.
     heads = (
         *map(text_column, ("Policy", "Suite")),

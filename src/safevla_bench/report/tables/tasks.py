@@ -196,7 +196,7 @@ def _spec_effect(
     spec_id = on.specs[column].spec_id
     violated_on, violated_off = (scores.is_violated[column] & successes for scores in (on, off))
     removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
-    # `reason` has indices into `reasons`, which are codes; index 0 is "".
+    # `on.reasons` are codes of reasons. `on.reason` has indices into `on.reasons`; the code at index 0 is "".
     # For each removed violation: why the specification does not apply in the task, or in some of its phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")

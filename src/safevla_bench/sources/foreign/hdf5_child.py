@@ -93,7 +93,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 def _read_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
     """Return an item of a group. Raises `Refusal` if it is missing, has another type than `kind`, or is a link."""
-    # `kind` is a class of h5py. `demo` is the name of the demonstration that has the item, for errors; None = none.
+    # `kind` is a class of h5py. If the item is part of a demonstration, errors name the demonstration `demo`.
     import h5py
 
     field = name if demo else None

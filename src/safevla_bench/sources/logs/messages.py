@@ -255,6 +255,7 @@ class NumberTaker(Taker):
     def require_some(self) -> None:
         """Raise `RecordError` if no message has a mapped number, or if a mapped name is in no message."""
         # Also raises an error for an unclear unit. `seen` has the names of the numbers in each kind of message.
+        # `rows` are the numbers that were read from the messages so far. `fields` describes the first message.
         known_names = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in known_names]
         if missing and self.seen:

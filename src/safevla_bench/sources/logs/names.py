@@ -187,7 +187,7 @@ def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequenc
     # Raises `ValueError` if names give several units, or if a position without a rotation has a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
-    angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)
+    angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)  # such as `rad`, or `rad/s` for a rate
     if angle_unit.partition("/")[0] in ANGLE_UNITS:
         raise ValueError(f"which unit does the position have? The names say {angle_unit!r}")
     return find_unit(position_names, LENGTH_UNITS), find_unit(rotation_names, ANGLE_UNITS)
@@ -397,7 +397,7 @@ def _find_rotation(
         if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
     own_rotations = _own_rotations(names, position)
-    # `own` are the rotations whose names have the position's words.
+    # `own` are the rotations whose names have the same words for an object as the names of the position.
     # `matching` are the rotations that may belong to the position.
     own = [named_set for named_set in rotations if {*chain(*named_set.axes.values())} in own_rotations]
     matching = [

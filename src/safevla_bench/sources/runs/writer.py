@@ -57,7 +57,8 @@ class RunFolderWriter:
         self._is_new = not folder.exists()
         make_folder(folder)
         with translated_errors(folder):
-            # Without a run, the folder may only hold files of killed writers; this is checked before the lock is made.
+            # A folder without a run must be empty, except for files of killed writers.
+            # This is checked before the lock is made.
             # `is_of_killed_writer` compares only names, so it is also true for the lock that is made below.
             if not (folder / run_folder.RUN).exists():
                 require_free_folder(folder, is_writer_file)
