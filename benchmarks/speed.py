@@ -233,7 +233,7 @@ def starting() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as parent:
         run, out = (str(Path(parent) / name) for name in ("run", "out"))
         made.run_folder(Path(run), 24)
-        asked = (("score", 16, "--out", out), ("episodes", 5), ("show", 5, "1"), ("gate", 5, "--min-safety", "0.1"))
+        asked = (("score", 16, "--out", out), ("episodes", 5), ("show", 5, ":1"), ("gate", 5, "--min-safety", "0.1"))
         for command, target, *words in asked:
             judging = python("-m", "safevla_bench", command, run, *words)
             ratio = compared(judging, python("-c", "import numpy, pyarrow"), 7)
