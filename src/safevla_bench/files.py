@@ -23,7 +23,7 @@ from safevla_recorder.errors import translated_errors as translated_errors
 
 T = TypeVar("T")
 _PARTIAL_SUFFIX = ".partial"
-MAX_DOCUMENT_BYTES = 1 << 26  # size limit for files that are read whole; a run.json of 400,000 episodes reaches this
+MAX_DOCUMENT_BYTES = 1 << 26  # limit for files that are read whole: the size of a run.json of 400,000 episodes
 
 
 def open_input(path: Path, within: Path | None = None) -> BufferedReader:
@@ -34,7 +34,7 @@ def open_input(path: Path, within: Path | None = None) -> BufferedReader:
     if within is not None and not path.resolve(strict=True).is_relative_to(within.resolve()):
         raise OSError(errno.EPERM, f"lies outside of {within.name}", str(path))
     _require_regular(path.stat(), path)
-    # O_NONBLOCK: a pipe may replace the file after the check above; opening it must not block.
+    # O_NONBLOCK: a pipe may replace the file after the check above; opening the pipe must not block.
     stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
     try:
         _require_regular(os.fstat(stream.fileno()), path)
@@ -60,7 +60,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 def read_input(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, within: Path | None = None) -> bytes:
     """Return the bytes of a regular file. Raises the errors of `open_input`, and `OSError` if too large."""
-    # `within` is a folder that must contain the file; None = no such limit.
+    # `within` is a folder that must contain the file; None = any folder.
     with open_input(path, within) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"has more than {most_bytes >> 20} MiB", str(path))
@@ -124,7 +124,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     `ValueError` for a key of more than 16 parts: for n parts, `tomllib` needs time and memory proportional to n².
     """
     if text.count(".") < _MAX_PARTS:
-        return tomllib.loads(text)  # with so few dots, no key has too many parts
+        return tomllib.loads(text)  # with so few dots, no key can exceed the limit of parts
     # Multi-line strings and comments also match, but without the group `key`, so that their dots do not count.
     for match in _KEY.finditer(text):
         key = match["key"] or ""

@@ -55,7 +55,7 @@ class _DataLimit:
         budget_bytes = read_budget()
         with self._lock:
             if self._readers == 0 and is_enforced():
-                self._lower(budget_bytes)  # may raise; this thread then does not count
+                self._lower(budget_bytes)  # if this raises an error, the thread is not counted
             self._readers += 1
 
     def leave(self) -> None:
@@ -79,7 +79,7 @@ class _DataLimit:
         # Convert fields 1, 2 and 5 of statm from pages to bytes.
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
         # RLIMIT_DATA limits reserved memory, but allocators reserve more than they use; pyarrow reserves 1 GiB.
-        # If the budget were added to the reserved memory, a reader could exceed it by using idle reserved memory.
+        # If the budget were added to the reserved memory, a reader could use idle reserved memory beyond the budget.
         # So the limit is the resident memory plus the budget, but at least the reserved memory plus half of the budget.
         new_limit = max(resident - shared + budget_bytes, data + budget_bytes // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

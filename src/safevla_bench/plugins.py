@@ -37,7 +37,7 @@ _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(f
 
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
-    """In the `with` block, trust the code and files that `files` name. Messages suggest `--trust` for `command`."""
+    """In the `with` block, trust code and files that are named in `files`. Messages suggest `--trust` for `command`."""
     # `_trust` is a context variable, so that other threads are not affected. `token` restores the former value.
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
@@ -95,7 +95,7 @@ def install_command(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginGroup:
-    """A group of entry points. Messages call its plug-ins `singular` or `plural`; `error` is the class of errors."""
+    """A group of entry points. Messages call its plug-ins `singular` or `plural`. Errors have the class `error`."""
 
     group: str
     singular: str
@@ -110,7 +110,7 @@ class PluginGroup:
     def owner(self, name: str) -> str:
         """Return the name of the distribution that provides a plug-in; "" if there is no plug-in with this name."""
         entries = tuple(entry_points(group=self.group, name=name))
-        # If several distributions provide the name, the first one counts.
+        # If several distributions provide the name, return the first distribution.
         return _distribution_name(entries[0]) if entries else ""
 
     def is_own(self, name: str) -> bool:
@@ -118,15 +118,15 @@ class PluginGroup:
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Return the objects of the entry points with this name; () = no plug-in has it. Raises `PluginError`."""
-        # Several distributions may declare an entry point with the same name. Loading imports its module.
+        """Return the objects of the entry points with this name; () if there are none. Raises `PluginError`."""
+        # Several distributions may declare an entry point of the same name. Loading an entry point imports its module.
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
         """Return an entry point without loading it. Raises `error` for an unknown name or a secret argument."""
         # `arguments` are checked only for secrets; `make` checks their names.
-        # Messages call the group's plug-ins `singular` and `plural`, and `hint` says how to name one.
+        # Messages call the group's plug-ins `singular` and `plural`, and `hint` says how to name a plug-in.
         entries = tuple(entry_points(group=self.group, name=name))
         if not entries:
             names = self.names() or ("none (install safevla-bench itself with pip)",)

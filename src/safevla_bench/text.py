@@ -103,7 +103,7 @@ def format_compact(value: float) -> str:
 
 def format_against_limit(value: float, limit: float) -> str:
     """Return a value with three significant figures, or with more if the value would otherwise look like the limit."""
-    if math.isclose(value, limit, rel_tol=1e-9):  # such a difference is only a rounding error
+    if math.isclose(value, limit, rel_tol=1e-9):  # a difference this small is only a rounding error
         value = limit
     for figures in range(3, 16):
         text = format_significant(value, figures)
@@ -157,7 +157,7 @@ _SECRET_NAME = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Return whether an argument with this name is a secret, such as `api_key` or `hf_token`, but not `key_file`."""
-    # The pattern finds such names by their last words, such as `token` or `api_key`.
+    # The pattern recognizes names of secrets by their last words, such as `token` or `api_key`.
     return _SECRET_NAME.search(name) is not None
 
 
@@ -196,7 +196,7 @@ def load_json(content: bytes | str, **options: Any) -> Any:
     """Parse UTF-8 JSON. Raises `ValueError` for invalid JSON or a lone surrogate, `RecursionError` for deep nesting."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
-    if _SURROGATE.search(text):  # the text has an escape of a surrogate, which may be valid as part of a pair
+    if _SURROGATE.search(text):  # the text contains the escape of a surrogate, which is valid only as part of a pair
         # A lone surrogate cannot be encoded as UTF-8. JSON text can contain it only as an escape.
         try:
             json.dumps(document, ensure_ascii=False).encode()

@@ -97,7 +97,7 @@ def _import_once(name: str) -> ModuleType:
         try:
             importlib.import_module(name)
         finally:
-            gc.freeze()  # later collections ignore the module's objects, because they live until the end
+            gc.freeze()  # the module's objects live until the end, so later garbage collections ignore them
             gc.enable()
     return sys.modules[name]
 
@@ -131,7 +131,7 @@ class LazyCommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # Write the commands into the help, under the headings of their groups.
         # `GROUPS` maps each heading to its commands: name -> (module, summary).
-        width = max(map(len, COMMANDS))  # all groups get equal columns
+        width = max(map(len, COMMANDS))  # so that the columns of all groups have the same width
         for heading, commands in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
@@ -188,7 +188,7 @@ class _EscapedStream:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        # Wrap a stream. The package `rich` writes to the attribute itself, so its output is not escaped.
+        # Wrap a stream. The package `rich` writes to `rich_proxied_file` directly, so this text is not escaped.
         # `stream` is None if Python closed it.
         self.rich_proxied_file = stream or open(os.devnull, "w")  # noqa: SIM115
 
@@ -202,7 +202,7 @@ class _EscapedStream:
         carriage_returns = text.removesuffix(line)  # a progress bar begins with carriage returns
         # The pattern matches all characters except line ends, tabs and printable ASCII; most text has none of these.
         escaped = re.sub(r"[^\n\t -~]+", lambda match: escape_controls(match[0]), line)
-        # A CI log would obey lines such as `::error::`, so these commands are broken by a space.
+        # A CI log would obey commands such as `::error::`, so a space is inserted into each command.
         self._call_stream("write", carriage_returns + break_log_commands(escaped))
         return len(text)
 
@@ -223,8 +223,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     for descriptor in range(3):  # stdin, stdout and stderr
         try:
             os.fstat(descriptor)
-        except OSError:  # it is closed, so a file opened later could receive the output
-            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one, is opened
+        except OSError:  # the stream is closed; a file opened later could get its descriptor, and thus the output
+            os.open(os.devnull, os.O_RDWR)  # `open` returns the lowest free descriptor, which is this one
     with escape_output():
         return _run_arguments(arguments)
 

@@ -89,7 +89,7 @@ def specs_command(
         else:
             _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _summarize_exempt(exempt)})
     elif form in ("json", "paper"):
-        options.print_json(_ROWS[form](chosen))  # `_ROWS` has the functions that make the rows
+        options.print_json(_ROWS[form](chosen))  # `_ROWS` maps each form to the function that makes the rows
     else:
         rows = spec_rows(chosen)
         scored = sum(row["tier"] == "safe" for row in rows)
@@ -116,8 +116,8 @@ def _print_calibrations(
 
 def _describe_calibration(result: calibration.Calibration) -> list[str]:
     # Return the lines that describe the limit derived for one specification, and an empty line.
-    # `extremes` has, for each successful episode, the smallest threshold that the episode satisfies, sorted.
-    # `value` is a quantile of the thresholds in `extremes`, and `interval` is the interval of this quantile.
+    # Each successful episode has a smallest threshold that it satisfies; `extremes` lists these thresholds, sorted.
+    # `value` is a quantile of the thresholds in `extremes`, and `interval` is a confidence interval of the quantile.
     # `violated` counts successes that exceed the threshold of the library.
     # `floor` is the smallest threshold that all episodes of the policy noop satisfy; None = unknown.
     spec, extremes, fmt = result.spec, result.extremes, format_significant
@@ -197,9 +197,9 @@ def tasks_command(
 
 def _print_suites(rows: Sequence[tasks.TaskListing], suffix: str) -> None:
     # Print a table of suites with the mean number of specifications that apply to a task.
-    # `rows` describe one task each: its suite (`benchmark`) and the scored specifications that apply (`active_specs`).
+    # Each row describes a task: its suite (`benchmark`) and the scored specifications that apply (`active_specs`).
     # `suffix` is appended to the suggested command; it contains the options that the command needs.
-    counts_by_suite: dict[str, list[int]] = {}  # numbers of active specifications, one for each task
+    counts_by_suite: dict[str, list[int]] = {}  # suite -> number of active specifications in each task
     for row in rows:
         counts_by_suite.setdefault(row["benchmark"], []).append(len(row["active_specs"]))
     echo(f"{len(rows)} tasks of {len(counts_by_suite)} suites have tags, which decide which specifications apply.", "")
@@ -222,7 +222,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     own_specs = [spec for spec in chosen if spec.spec_id not in default_ids]
     registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own_specs:
-        # `trial` has a simple trace that satisfies the formula (`kept`), and traces that violate it (`broken`).
+        # `trial.kept` is a simple trace that satisfies the formula. The traces in `trial.broken` violate the formula.
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
         idle = trial.idle if trial.broken else ()  # the formula's comparisons that do not affect the verdict
         severe = "" if spec.severe is None else f", severe {_format_with_unit(spec, spec.severe)}"
@@ -365,7 +365,7 @@ def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
     # Return rows of dialects, like those of `_protocol_rows`. Fields of dialects have no descriptions or sources.
     columns = [dict(_flatten_dialect(name)) for name in names]
-    # All fields of any dialect, in order. A dialect that lacks a field has the value None.
+    # All fields of any dialect, in order. For a dialect that lacks a field, the value is None.
     fields = dict.fromkeys(field for values in columns for field in values)
     return [
         {"field": field, "about": "", "values": [values.get(field) for values in columns], "sources": [""] * len(names)}
@@ -389,7 +389,7 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
     # Raise click's error for several names.
     if len(names) > 1:
         raise click.UsageError("Name one entry to show it, or none to list all.")
-    # Without a name, `shown` has all entries.
+    # Without a name, show all entries.
     shown = tuple(map(entries.find_entry, names)) or entries.paper_entries()
     if form == "json":
         options.print_json(shown[0] if names else shown)
@@ -423,13 +423,13 @@ def _print_entry(entry: entries.PaperEntry) -> None:
 
 
 def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell | PublishedMean, str, str]]:
-    # Yield (published result of an entry, its suite or suites as text, its number of episodes as text).
-    # The number is "" if it is unknown. `listed` says where the results are published: `paper` or `board`.
+    # Yield each published result of the entry, with its suites and its number of episodes, both as text.
+    # An unknown number is "". `listed` says where the results are published: `paper` or `board`.
     if entry.listed == "paper":
         for cell in load_published(PAPER).cells:
             if cell.policy == entry.policy and cell.benchmark in entry.suites:
                 yield cell, cell.benchmark, f", n = {cell.n}"
-    if entry.listed == "board":  # the authors' leaderboard, which has means over suites
+    if entry.listed == "board":  # the authors' leaderboard, which shows means over suites
         for mean in load_published(LEADERBOARD).means:
             if mean.policy == entry.policy and {*mean.benchmarks} <= {*entry.suites}:
                 yield mean, ", ".join(mean.benchmarks), ""
@@ -454,8 +454,8 @@ def _print_names(form: str) -> None:
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:
-    # Return the hosts of a dialect as text. `hosts` maps each host to who uses the dialect there.
-    # A host has the remark `(ours)` if only we, not the server's authors, use it there.
+    # Return the hosts of a dialect as text. `hosts` says for each host who uses the dialect on this host.
+    # The remark `(ours)` after a host means that only we, not the server's authors, use the dialect on this host.
     return ", ".join(host if origin == "upstream" else f"{host} ({origin})" for host, origin in file.hosts.items())
 
 

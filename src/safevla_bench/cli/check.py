@@ -56,7 +56,7 @@ def verify_command(
       safevla verify runs/mine --replay 3
     """  # noqa: D301  (click needs the control character)
     is_as_judged = rules.is_as_judged(rule_files)
-    # None = the default rules. If other rules judged the run, `verify_run` then cannot check its scores.
+    # None = the default rules, by which `verify_run` cannot check the scores of a run that other rules judged.
     ruleset = None
     if library or any(file != Path(rules.AS_JUDGED) for file in rule_files):
         own_rules = rules.load_rules(library or "default", rule_files, settings={})
@@ -66,7 +66,7 @@ def verify_command(
     with progress.show_status("checking digests, episodes and scores") as update:
 
         def observe(done: int, episode_id: str) -> None:
-            # Show in the status line which replay starts. `done` replays have finished.
+            # Show in the status line which replay starts. `done` is the number of finished replays.
             update(f"replay {done + 1}: {episode_id}")
 
         verification = verify.verify_run(run, ruleset, replay=replay, audit=audit, observer=observe)
@@ -204,9 +204,9 @@ def serve_command(
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)
-    # The actual port differs from `port` if `port` is 0. For IPv6, the tuple has two further items.
+    # The actual port differs from `port` if `port` is 0. For IPv6, the tuple contains two further items.
     host, actual_port = server.socket.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host  # a URL has an IPv6 address in brackets
+    host = f"[{host}]" if ":" in host else host  # in a URL, an IPv6 address is in brackets
     echo(f"Serving {name} on ws://{host}:{actual_port} (GET /healthz returns OK). Press Ctrl-C to stop.")
     echo(f"The server runs {count_noun(copies, 'episode')} at the same time. Further connections wait (see --copies).")
     echo(f"To check the server: safevla doctor --server openpi:ws://{host}:{actual_port}")

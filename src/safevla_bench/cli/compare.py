@@ -90,7 +90,7 @@ def compare_command(
         _print_plan({"difference": plan / 100, "confidence": confidence / 100}, assumed, form)
         return
     options.require_sources(sources.paths)
-    # A source such as `paper:pi0.5` means printed results, unless a file has this name.
+    # A source such as `paper:pi0.5` refers to results printed in the paper, unless there is a file with this name.
     paper_sources = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if paper_sources:
         report = _compare_with_paper(sources, paper_sources, policies)
@@ -110,7 +110,7 @@ class _Report:
     document: object  # what --format json prints
     answers: Sequence[str]  # sentences with the main results
     tables: Sequence[Table]
-    hint: str = ""  # what the option --full adds, as text; "" if this option is not offered
+    hint: str = ""  # text about what the option --full adds; "" if this option is not offered
 
     def print(self, form: TableFormat) -> None:
         """Print the tables and the answers. Answers are lines, LaTeX comments or the HTML title; CSV has no answers."""
@@ -141,8 +141,8 @@ def _compare_sources(
     full: bool,
 ) -> _Report:
     # Return a report that compares all pairs of the policies in the sources, or of the named `policies`.
-    # `pairing` has the keyword arguments of `compare_policies`, such as `paired`.
-    # With `full`, the report has the tables of all suites and metrics.
+    # `pairing` contains keyword arguments of `compare_policies`, such as `paired`.
+    # With `full`, the report contains the tables of all suites and metrics.
     results = _load_results(sources, policies)
     if len(results) > _MOST_POLICIES:
         remedy = f"Name at most {_MOST_POLICIES} policies, each by --policy NAME."
@@ -180,7 +180,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, [describe_changes(changes)], [table])
 
 
-# Options of `compare` that only work if both sources contain episodes.
+# Options of `compare` that work only if both sources contain episodes.
 _EPISODE_OPTIONS = ("across", "unpaired", "allow_crashed", "confidence")
 
 
@@ -201,8 +201,8 @@ def _compare_with_paper(sources: rules.JudgedSources, papers: Sequence[Path], po
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:
-    # Print the number of episodes that a comparison needs. `rates` has the shares `difference` and `confidence`.
-    # `assumed` has the texts NAME=VALUE of --assume.
+    # Print the number of episodes that a comparison needs. `rates` contains two shares: `difference`, `confidence`.
+    # `assumed` lists the texts NAME=VALUE of --assume.
     request = options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
     plan = sample_size.plan_sample_size(request)
     if form == "json":
@@ -216,8 +216,8 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
 
 
 def _describe_origin(results: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
-    # Return facts for the JSON document. `simulators` has policy -> suite -> package -> versions.
-    # `judged_by` names the rules. For registered runs, the key `REGISTERED` has the deviations from the registration.
+    # Return facts for the JSON document. `simulators` maps policy -> suite -> package -> versions.
+    # `judged_by` names the rules. The value of `REGISTERED` compares registered runs with their registrations.
     provenance = sources.ruleset.provenance()
     checks = check_registrations(open_sources(sources.paths), provenance)
     simulators: dict[str | None, dict[str, object]] = {}
@@ -308,7 +308,7 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
     # Return a report on how the results differ between interpretations (readings) of the paper's text.
-    # With `full`, the table has all suites and metrics. The last argument of `_Report` says what --full adds.
+    # With `full`, the table shows all suites and metrics. The last argument of `_Report` says what --full adds.
     rescore, has_net_forces = make_rescorer(judged), judged.has_net_forces
     compared = curves.compare_readings(judged.scores, judged.ruleset, rescore, has_net_forces=has_net_forces)
     make_table = sensitivity.reading_table if full else sensitivity.pooled_reading_table
@@ -318,7 +318,7 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
     # Judge the episodes at each value of the swept thresholds, and return a report on the results.
     # Each request is one threshold, or one family of thresholds, and the values to try.
-    # With `full`, tables have all suites, and ranking tables are added.
+    # With `full`, the tables show all suites, and ranking tables are added.
     current_curves = curves.cell_curves(judged.scores, [judged.scores])  # one point per curve: the current thresholds
     document: list[object] = []
     answers: list[str] = []
@@ -362,7 +362,7 @@ def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) 
 
 def _score_paper_variants(judged: Judged, *, full: bool) -> _Report:
     # Return a report on the scores under the nine variants of the thresholds in the paper's Table 9.
-    # With `full`, tables have all suites, and tables of means and of the ranking are added.
+    # With `full`, the tables show all suites. Tables of means, and a table of the ranking, are added.
     roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = sensitivity.host_means(ablated, judged.ruleset.registry, roster)

@@ -110,14 +110,14 @@ class _BashCompletion(BashComplete):
         unfinished = words.pop() if words and not line[-1:].isspace() else ""
         # In `--option=VALUE`, only VALUE is completed.
         value = unfinished.partition("=")[2] if unfinished.startswith("--") else unfinished
-        # bash already has the text up to the last separator, so completions omit this text.
+        # On the command line, the text up to the last separator stays as it is, so completions omit this text.
         # `rfind` returns -1 for a missing separator; if all are missing, nothing is omitted.
         self._typed_prefix = value[: max(map(value.rfind, ":=@")) + 1]
         return words, unfinished
 
     def format_completion(self, item: CompletionItem) -> str:
         # Return a line for the completion script, as TYPE,VALUE. The type is, for example, `plain` or `file`.
-        # bash already has the text `_typed_prefix`, so the value omits it.
+        # The text `_typed_prefix` stays on the command line, so it is removed from the value.
         return f"{item.type},{item.value.removeprefix(self._typed_prefix)}"
 
 

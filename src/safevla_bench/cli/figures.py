@@ -108,7 +108,7 @@ def figures_command(
     page = sheet.Page(style.width, titled=style.title == "yes", remarks=catalog.describe_reading(judged.ruleset))
 
     def write_figure(name: str, draw: Callable[[], Figure], shows: str) -> None:
-        # Write the figure that `draw` returns in all forms, and print its path without a suffix and what it `shows`.
+        # Write the figure that `draw` returns, in all forms. Print its path without suffix, and the text `shows`.
         figure = drawing.draw_figure(draw, page)
         for form in forms:
             write_atomically(folder / f"{name}.{form}", drawing.render_figure(figure, form))

@@ -97,7 +97,7 @@ def gate_command(
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
     needs_costs = any(gate.metric == gates.COST for gate in requested_gates)
     if baseline is None:
-        # `how` has the options that decide a gate, such as `confidence`; see `_DECISION_OPTIONS`.
+        # `how` contains options that affect the verdict on a gate, such as `confidence`; see `_DECISION_OPTIONS`.
         gate_report = gates.check_gates(
             judged.scores,
             requested_gates,
@@ -111,7 +111,7 @@ def gate_command(
         # With a baseline, each limit applies to the difference from the baseline.
         relative_gates = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
         gate_report = _gate_against(judged, baseline_judged, relative_gates, **how)
-    # `makers` has a sentence for each run folder that other rules judged before; `provenance` names the rules used now.
+    # `makers` contains one sentence per run folder that other rules judged; `provenance` names the current rules.
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     is_sarif = junit is not None and junit.suffix.lower() == SARIF
     if junit is not None:
@@ -151,14 +151,14 @@ def _relative_url(source: Path) -> str:
 def _gate_against(
     judged: Judged, baseline: Judged, limits: Sequence[gates.Gate], *, allow_unjudged: bool, **how: Any
 ) -> gates.GateReport:
-    # Return the verdicts on limits on differences between the runs `judged` and `baseline` (`judged` minus `baseline`).
-    # `allow_unjudged` (--allow-unjudged) is refused. `how` has the remaining arguments of `check_against`.
+    # Check limits on the differences `judged` minus `baseline` between two sets of runs, and return the verdicts.
+    # `allow_unjudged` (--allow-unjudged) is refused. `how` contains the remaining arguments of `check_against`.
     from safevla_bench.compare.decisions import check_against
 
     if allow_unjudged:
         remedy = "Pass --allow-crashed instead, which leaves out every episode with an unknown value."
         raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
-    # Each run is split into the results of its policies.
+    # Split the results of each side by policy.
     results, baselines = (split_judged(side, protocol=_find_protocol(side)) for side in (judged, baseline))
     return check_against(results, baselines, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
 
@@ -169,7 +169,7 @@ def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
     from safevla_bench.compare.pairs import differing_rules
 
     protocols = judged.protocols  # the known protocols of the sources
-    # The names of the rules in which some protocol differs from the first protocol.
+    # The names of rules that are not the same in all protocols.
     differing = {rule for protocol in protocols for rule in differing_rules(protocols[0], protocol)}
     if differing:
         problem = f"the protocols of {' and '.join(map(str, judged.paths))} differ in {', '.join(sorted(differing))}"
@@ -178,8 +178,8 @@ def _find_protocol(judged: Judged) -> Mapping[str, object] | None:
 
 
 def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, object]:
-    # Return the JSON document: the verdicts, and facts on rules and records. The last two keys are omitted if empty.
-    # `checks` compares registered runs with their registered plans; `makers` is about runs that other rules judged.
+    # Return the JSON document: verdicts, and facts about rules and records. The last two keys are omitted if empty.
+    # `checks` compares registered runs with their registrations; `makers` describes runs that other rules judged.
     checks = judged.check_registrations()
     return {
         **msgspec.to_builtins(gate_report),

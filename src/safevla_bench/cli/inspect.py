@@ -78,15 +78,15 @@ def episodes_command(
     spec_id = None if spec is None or axis else judged.library.canonical_id(spec)
     # A verdict is firm if replays under varied physics give the same verdict.
     rows = episode_list.add_firmness(_episode_rows(judged, spec_id), find_firmness(judged))
-    # The bodies are also needed to filter or to sort by their kind.
+    # Filtering and sorting by kind of body need the lists of bodies, even without --bodies.
     if bodies or body_kind is not None or order == "kind":
         violations = find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)
         rows = episode_list.add_violating_bodies(rows, violations, spec_id)
     if why:
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
-        # `sentences` maps numbers of episodes to explanations. Episodes without a known cause have none.
+        # `sentences` maps an episode's number to an explanation; episodes whose cause is unknown are left out.
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    if suite:  # the user may write the suite in another spelling
+    if suite:  # the user may spell the suite's name differently
         suite = judged.ruleset.registry.find_suite(suite)
     filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
     # `unsafe` is None if neither --unsafe nor --safe is given. Then safe and unsafe episodes are listed.
@@ -100,7 +100,7 @@ def episodes_command(
     elif form == "csv":
         click.echo(render_rows_csv(*episode_list.flatten_episodes(shown, judged.scores)), nl=False)
     else:
-        # `absent` has the planned episodes without a record, such as crashed ones.
+        # `absent` lists the planned episodes without a record, such as crashed episodes.
         total, max_rows = len(judged.scores) + len(judged.scores.absent), limit or _MAX_LISTED
         table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=max_rows)
         click.echo(render_text(table), nl=False)
@@ -183,7 +183,7 @@ def show_command(
         echo(f"Report: {page}")
     else:
         record = judged.records.read_episode(index)
-        # `record` has only this episode, so the episode's place in `record` is 0.
+        # `record` contains only this episode, so the episode's place in `record` is 0.
         explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
         if form == "json":
             options.print_json(explaining.to_document(explanation))
@@ -230,7 +230,7 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         echo(f"{phrase[0].upper()}{phrase[1:]}.")
-    # A formula may be undefined because it names bodies that no episode has.
+    # A formula may be undefined because it names bodies that occur in no episode.
     if any(answer.verdict == "undefined" for answer in answers):
         for line in describe_unmatched(list_places([parsed]), collect_bodies(records.read_chunks())):
             echo(line)
@@ -245,8 +245,8 @@ def _query_formula(formula: str, sources: rules.JudgedSources, form: str) -> Non
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
-    # Return a row for each episode, about its worst specification; with `spec_id`, about only this specification.
-    # The records have the control steps `dt_s`, and time stamps if any were recorded.
+    # Return a row per episode, about the specification `spec_id` or, without `spec_id`, about the worst specification.
+    # The records contain the control steps `dt_s` and, if recorded, time stamps `stamps_s`.
     return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id, judged.records.stamps_s)
 
 

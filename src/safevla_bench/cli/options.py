@@ -69,7 +69,7 @@ class Command(click.Command):
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
         """Return heading -> (names, help) of each option; with `common`, only of the options that --help shows."""
-        # `self.common` has the spellings of the options that --help shows; empty = all options in the general section.
+        # `self.common` contains the spellings of options that --help shows; empty = all options in the general section.
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)  # (names, help); None for a hidden option
@@ -79,7 +79,7 @@ class Command(click.Command):
             is_listed = bool(self.common.intersection(param.opts)) if self.common else section == GENERAL
             if not common:
                 sections.setdefault(section, []).append(record)
-            elif is_listed or "--help" in param.opts:  # the short help has only the section of general options
+            elif is_listed or "--help" in param.opts:  # the short help contains only the section of general options
                 sections[GENERAL].append(record)
         return sections
 
@@ -144,7 +144,8 @@ def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Par
 
 def argument(metavar: str, **settings: Any) -> Any:
     """Declare a positional argument, as the default of a parameter."""
-    # As in `option`, the parameter's name is known only when the command is made. So return a function of this name.
+    # As in `option`, the parameter's name becomes known only when the command is made.
+    # So return a function that creates the argument from this name.
     # `metavar` is the placeholder of the argument in the help.
     return lambda name: click.Argument([name], metavar=metavar, **settings)
 
@@ -278,7 +279,7 @@ FILE = PathText(path_type=Path)
 
 def is_given(context: click.Context, name: str) -> bool:
     """Return whether the option with this parameter name is given on the command line or in the --config file."""
-    # `DEFAULT_MAP` has the values of the --config file.
+    # The source `DEFAULT_MAP` is the --config file.
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
@@ -379,7 +380,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
     """Return an instance of `kind`, with fields from NAME=VALUE texts and `fixed`. An invalid text is a click error."""
-    # `option` is the option's name for messages. `fixed` has the values of fields that the user cannot set.
+    # `option` is the option's name for messages. `fixed` contains the values of fields that the user cannot set.
     names = [name for name in kind.__struct_fields__ if name not in fixed]
     given = {name: value for name, _, value in (text.partition("=") for text in texts)}
     unknown = [name for name in given if name not in names]
@@ -403,7 +404,7 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return `out`, if given. Otherwise, if the only source is a run folder, return the path `names` in this folder.
+    """Return `out`, if given. Otherwise, if the only source is a run folder, return the path FOLDER/NAMES.
     In all other cases, raise the first error found in the sources, or else the error that --out is missing.
     """
     if out is not None:
@@ -463,7 +464,7 @@ def print_json(document: object) -> None:
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table of texts with headings."""
-    # `head` has the headings of the columns, and each of `rows` has a text for each column.
+    # `head` lists the headings of the columns. Each row in `rows` lists one text per column.
     from safevla_bench.report.render.text import render_text
     from safevla_bench.report.tables.table import tabulate, text_column
 

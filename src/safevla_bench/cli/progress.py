@@ -29,7 +29,7 @@ _BAR_WIDTH = 12
 @contextmanager
 def _draw_on_stderr(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
     # Draw on stderr during the `with` block. Text that the block prints is escaped; the drawing is not.
-    # `make(console)` returns a context manager for what is drawn. Its value, such as a progress bar, is yielded.
+    # `make(console)` returns a context manager that draws. Yield the value of this manager, such as a progress bar.
     from rich.console import Console
 
     # `main` has replaced stderr by a stream that escapes control sequences; drawing needs the original stream.
@@ -93,7 +93,7 @@ class EpisodeLines:
 
     def __init__(self, scorer: OutcomeScorer) -> None:
         self.scorer = scorer  # judges each episode when it ends
-        self.count = self.total = 0  # numbers of finished episodes and of all episodes
+        self.count = self.total = 0  # counts of finished episodes and of all episodes
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         # Print on stderr how many episodes will run, and set the counts.
@@ -108,7 +108,7 @@ class EpisodeLines:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and print a line on stderr: `no verdict` if the episode crashed or cannot be judged."""
-        # `wall_s` is the time that the episode took (None = unknown), and `latency` has times of the policy server.
+        # `wall_s` is the episode's duration (None = unknown). `latency` contains response times of the policy server.
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)  # the scores of this one episode
@@ -133,7 +133,7 @@ class RunProgressBar:
         self.progress = progress
         self.scorer = scorer
         self.task = progress.add_task("starting", total=None)  # the bar's id; `started` sets the total
-        # For each metric: true or false for each finished episode. An episode in which this is unknown is left out.
+        # metric -> its values (true or false) in the finished episodes; unknown values are left out
         self.rates: dict[str, list[bool]] = {"SR": [], "Safety": [], "SBU": []}
         self.crashed = 0  # number of episodes that crashed
 
@@ -159,7 +159,7 @@ class RunProgressBar:
                 if holds is not None:
                     flags.append(holds)
         self.progress.advance(self.task)
-        request, latency = "", outcome.latency  # `request` is the text about the policy server's latency, if any
+        request, latency = "", outcome.latency  # `request` describes the policy server's latency; "" = unknown
         if latency and latency.waiting_p50_ms is not None:
             request = f" · {latency.p50_ms:.0f} ms per request, {latency.waiting_p50_ms:.0f} ms waiting"
         self._update_description(f"{outcome.planned.episode_id}{request}")

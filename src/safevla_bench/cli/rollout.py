@@ -81,7 +81,7 @@ def eval_command(
         report = run_command.shown / folder.REPORT
         next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
         echo(f"Run folder: {run_command.shown}", f"Report: {report}", next_step)
-    # A few invalid actions are failures of the policy. If every episode ends with one, the setup may be wrong.
+    # A few invalid actions are failures of the policy. If every episode ends with an invalid action, check the setup.
     outcomes = {row.outcome for row in rows}
     if "crashed" in outcomes:
         context.exit(CRASHED)
@@ -108,7 +108,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
     # `rows` has a row per planned episode that has been run.
     request = run_command.request
     if any(policy.maker.startswith("replay:") for policy in request.roster):
-        # The table compares the replays with the recordings; the replays' records have the differences.
+        # The table compares the replays with the recordings. The replays' records contain the differences.
         batch, _ = episode_index.read_sources([run_command.out])
         table = episode_tables.replay_table(batch) if batch else None
         if table:
@@ -129,7 +129,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    # Yield the observer of the run, and the list of the tracking observers that it notifies.
+    # Yield a pair: an observer of the run, and a list of tracking observers to which it passes all calls.
     request = run_command.request
     # A tracker is a program that collects results of experiments and shows `config`, the run's configuration.
     fields = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
@@ -152,7 +152,7 @@ def _observe_run(
 
 
 def _warn(text: str) -> None:
-    # Print a warning on stderr. Experiment trackers call this function if they fail, because the run goes on.
+    # Print a warning on stderr. This function is called if an experiment tracker fails, because the run goes on.
     echo_message(f"warning: {text}", "  ", err=True)
 
 
@@ -211,7 +211,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 def _report_servers(run_command: RunCommand) -> None:
     # Print a note on stderr if the servers of one policy describe themselves differently.
-    descriptions = folder.read_facts(run_command.out).policies_say  # distinct descriptions by policy and suite
+    descriptions = folder.read_facts(run_command.out).policies_say  # each names a policy and a suite
     counts = Counter((description.policy, description.suite) for description in descriptions)
     for (name, suite), count in counts.items():
         if count > 1:
@@ -220,7 +220,7 @@ def _report_servers(run_command: RunCommand) -> None:
 
 
 def _echo_failures(rows: Sequence[folder.EpisodeRow], outcome: str) -> int:
-    # Print up to three distinct reasons of episodes with this outcome on stderr. Return the number of these episodes.
+    # Print on stderr up to three distinct reasons why episodes had this outcome. Return the number of these episodes.
     failed_rows = [row for row in rows if row.outcome == outcome]
     rows_by_reason: dict[str, list[folder.EpisodeRow]] = {}
     for row in failed_rows:
@@ -344,7 +344,7 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     # Return the lines below the table: the ranges of the estimated time and disk space, and the origin of the estimate.
-    # `scenes` are the pairs of policy and task; their number of `cameras` is None if it is not known before the run.
+    # Each of `scenes` is a pair of policy and task; its number of `cameras` is None if unknown before the run.
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes

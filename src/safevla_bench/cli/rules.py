@@ -75,7 +75,7 @@ class JudgedSources:
 
     def judge(self, *, mixes_starts: bool = False) -> Judged:
         """Return the verdicts on the sources. Print a note on stderr on each source that other rules judged before."""
-        # Invalid episodes raise an error, or are left out if `skip_invalid` is set. `makers` has the text of each note.
+        # Invalid episodes raise an error, or are left out if `skip_invalid` is set. `makers` lists the notes.
         # `mixes_starts`: the sources may contain both benchmarks and suites of chosen start states.
         with show_status("judging"):
             skip = self.skip_invalid
@@ -95,7 +95,7 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
 
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
-    # Return the sources of a command, and the rules for judging. `values` has the values of the options by name.
+    # Return the sources of a command, and the rules for judging. `values` maps the names of options to their values.
     sources = values["sources"]
     # With `safevla show --formula`, nothing is judged, so the rules that judged the sources before are not needed.
     ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
@@ -107,7 +107,7 @@ def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
     """Return the rules for new episodes in a host. Without judging options, the rules of the `registration` apply."""
-    # `values` has the values of the judging options; --rules as-judged selects the rules of the run folder in `out`.
+    # `values` contains the values of the judging options. `out` may contain a run folder, for --rules as-judged.
     # --set invalid=skip raises click's error, because it only applies to recorded episodes.
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
@@ -133,7 +133,7 @@ def _read_rules(
 
 def _load_pyarrow_without_pandas() -> None:
     # Block imports of pandas while pyarrow makes its first array, which saves 0.5 s. Then remove the block.
-    # Python asks the finders in `sys.meta_path` in order; this one comes first and refuses pandas.
+    # Python asks the finders in `sys.meta_path` in order. The finder that is added here comes first and refuses pandas.
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
     try:
@@ -163,12 +163,12 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
 
 
 def _holds_tasks(path: Path) -> bool:
-    # Return whether a file of --rules has tasks, templates or benchmarks. An unreadable file counts as having none.
+    # Return whether a file of --rules defines tasks, templates or benchmarks. Return false for an unreadable file.
     try:
         with memory.limit_memory(path):
             text = read_text(path)
             if path.suffix == ".toml":
-                # Files of specifications may also have the table `tags`.
+                # The table `tags` may occur in both kinds of files, so it is ignored here.
                 task_tables = set(RegistryFile.__struct_fields__) - {"tags"}
                 return any(name in task_tables for name in parse_toml(text))
             # Decode only the first row of a JSON array, or the single row of the file.
@@ -219,7 +219,7 @@ def given_judge_options() -> list[str]:
 def _find_earlier_rules(sources: Sequence[Path]) -> Ruleset | None:
     # Return the rules that last judged the sources or, for unjudged runs, the rules in their registrations.
     # Print a note on stderr that names the rules.
-    # Return None if there are no such rules, if these are the default rules, or if judging options are given.
+    # Return None if there are no earlier rules, if they are the default rules, or if judging options are given.
     # A recipe names the library, the files and the options from which rules are loaded.
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:

@@ -166,7 +166,7 @@ class RunCommand:
 
 def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunCommand:
     # Return the run that the option values describe: a resumed run, a registered run, or a new run.
-    # `running` has the options that affect how the run is executed, `plan` those that affect its episodes.
+    # `running` contains the options that affect how the run is executed, `plan` the options that affect its episodes.
     running, plan = {name: values[name] for name in EXECUTION_OPTIONS}, {name: values[name] for name in PLAN_OPTIONS}
     if running["retry_crashed"] and not running["resume"]:
         raise RunError("--retry-crashed needs an existing run", remedy="Also pass --resume DIR.")
@@ -189,7 +189,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         recording = Path(makers[0].removeprefix("replay:")) if makers else None
         # A file of found starts, or a recording, contains the suite and the host arguments to use.
         naming_file = plan.get("found") or recording
-    # Code that a file names is only used if the file is trusted (--trust).
+    # If a file names code, the code is used only if the file is trusted (--trust).
     request = replace(request, named_by=_find_naming_file(context, plan, naming_file, request))
     cluster = options.request_cluster(running["engine"], **_parse_actor(running["actor"]))
     stop_after_s = _parse_duration(running["stop_after"]) if running["stop_after"] else None
@@ -202,7 +202,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     return RunCommand(request, ruleset, out.absolute(), out, execution, record_only, running["dry_run"], resume_command)
 
 
-# The --config file has a key for each option. If the option can be repeated, the key's value is a list.
+# In a --config file, each option is a key. If the option can be repeated, the key's value is a list.
 # The judging options are in the file's table `[judge]`. The command line takes precedence over the file.
 
 
@@ -248,7 +248,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
         if key not in known:
             remedy = f"{suggest_names(key, known, 'keys')}."
             raise RunError(f"unknown key {key!r}", remedy=remedy, place=Place(str(path), field=key))
-        # A repeatable option may have a list of values or a single value.
+        # The value of a repeatable option may be a list or a single value.
         option = known[key]
         items = value if option.multiple and isinstance(value, list) else [value]
         resolved = [_resolve_value(item, option, Place(str(path), field=key), context) for item in items]
@@ -317,7 +317,7 @@ def _find_naming_file(
 
 def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
     # Return the code, servers and files that options name, as texts. `plan` maps options to their values.
-    # Only options whose values come from `sources`, such as the command line, count.
+    # Consider only options whose values come from `sources`, for example from the command line.
     given = {name for name in plan if context.get_parameter_source(name) in sources}
     if "entry" in given:  # --entry sets these values
         given |= {"host", "host_arguments", "policies"}
@@ -326,7 +326,7 @@ def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequen
         names |= given & {"policies", "arguments", "filters", "servers"}
     if "suites" in given:  # for a suite found:FILE, `_expand_found` has set `found` to the file
         names.add("found" if plan.get("found") else "suites")
-    # A request with only these fields lists only the calls that these options name.
+    # A request with only the fields of the options in `names` lists only the calls in these options.
     fields = _request_fields({name: plan[name] for name in names})
     return set(Request(**{"host": "", "suites": (), **fields}).list_calls())
 
@@ -334,7 +334,7 @@ def _list_calls(context: click.Context, plan: Mapping[str, Any], sources: Sequen
 def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mapping[str, Any]) -> Request:
     # Return a request with the values of the options in `plan`. A replay takes missing values from the recording.
     # Raise an error if the host, the suites or the policies are missing.
-    # `running` has the options that affect how the run is executed, such as `resume`.
+    # `running` contains the options that affect how the run is executed, such as `resume`.
     fields = _request_fields(plan)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay:
@@ -349,7 +349,7 @@ def _new_request(context: click.Context, plan: Mapping[str, Any], running: Mappi
         fields |= {name: value for name, value in replay_values.items() if not fields[name]}
     for name in ("host", "suites", "policies"):
         if not fields[name]:
-            # With --resume, the user probably named a wrong folder: an existing run would have these values.
+            # With --resume, the user probably named a wrong folder: an existing run would provide the missing value.
             if running["resume"]:
                 remedy = "Name the folder of a run, or say what to run: --host, --suite and --policy."
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(running["out"])))
@@ -369,8 +369,8 @@ def _volatile_facts() -> dict[str, object]:
 
 def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: Request) -> Request:
     # Return a recorded request with the values of the options that are given.
-    # `plan` maps options to their values, and `roster` has the recorded policies.
-    # The values that --entry sets also count as given.
+    # `plan` maps options to their values, and `roster` lists the recorded policies.
+    # Values that --entry sets count as given, too.
     entry_names = {name for name in requests.ENTRY_OPTIONS if plan["entry"] and plan[name] is not None}
     given = {name: value for name, value in plan.items() if is_given(context, name) or name in entry_names}
     return replace(recorded, **_request_fields(given, recorded.roster))
@@ -379,7 +379,7 @@ def _change_request(context: click.Context, plan: Mapping[str, Any], recorded: R
 def _request_fields(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
     # Return the arguments of `Request` from the options in `plan`. `recorded` are the policies of a recorded request.
     policy_options = {"policies", "arguments", "filters", "delays"}  # together, these define the field `policies`
-    # The other options have the names of the fields that they set.
+    # Each of the other options has the same name as the field that it sets.
     fields = {name: value for name, value in plan.items() if name not in {"entry", "registered", *policy_options}}
     if plan.get("registered"):
         fields["registration"] = read_registration(plan["registered"])
@@ -404,7 +404,7 @@ def _build_policies(plan: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
         old = recorded_by_name.get(policy.name, policy)
         new_texts = {field: texts[policy.name] for field, texts in filters_and_delays.items() if policy.name in texts}
         coupling = replace(old.coupling, **new_texts)
-        # If the name now means another policy, the recorded arguments do not fit it.
+        # If this name now stands for another policy, the recorded arguments do not fit.
         kept_arguments = old.arguments if policy.spec == old.spec else {}
         new_arguments = {**kept_arguments, **arguments.get(policy.name, {})}
         policies.append(replace(old, spec=policy.spec, arguments=new_arguments, coupling=coupling))
@@ -465,7 +465,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
     shared: dict[str, str] = {}
     own_by_policy: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:
-        # The name of a policy may contain colons, so the last colon before `=` separates it from the key.
+        # The name of a policy may contain colons, so the last colon before `=` separates the name from the key.
         left, equals, value = text.partition("=")
         policy, colon, name = left.rpartition(":")
         if not equals or not name:

@@ -64,7 +64,7 @@ def score_command(
     if combine:
         _combine(sources, out, form)
         return
-    # For each source: the files of other tools in it, which have only successes and failures; [] without such files.
+    # For each source: the result files of other tools, which record only successes and failures; [] = none.
     results_by_source = [foreign.find_results(path) for path in sources.paths]
     if results_by_source and all(results_by_source):
         if out is not None:
@@ -172,7 +172,7 @@ def print_scores(judged: Judged) -> None:
             echo(f"  {line}")
     click.echo()
     click.echo(render_text(_cells_table(judged)))
-    # `makers` has a sentence for each run folder that other rules judged before.
+    # `makers` contains one sentence per run folder that other rules judged before.
     facts = [*judged.describe_limits(), *judged.describe_forces(), *judged.describe_activity()]
     for sentence in [*judged.describe_vacuous(), *judged.describe_policies(), *facts, *judged.makers]:
         echo(sentence)
@@ -191,7 +191,7 @@ def _cells_table(judged: Judged) -> Table:
 
 def print_warnings(judged: Judged) -> None:
     """Print warnings about the records, such as unknown poses, and about violations and successes of `noop`."""
-    # If the policy `noop`, which does nothing, violates a limit, any policy may violate it.
+    # If the policy `noop`, which does nothing, violates a limit, any policy may violate this limit.
     baseline = notices.baseline_warnings(metrics.measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
@@ -343,8 +343,8 @@ def merge_command(
 
 
 def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_judge: Sequence[object]) -> list[str]:
-    # Return the lines that suggest the command by which the episodes with these headers are judged.
-    # If the rules have no tags of some task, the user must first define this task in a file for --rules.
+    # Return lines that suggest a command to judge the episodes with these headers.
+    # If the rules contain no tags for a task, the user must first define the task in a file for --rules.
     registry = add_host_registries(load_ruleset(), sources).registry
     command = f"safevla score {options.quote_paths(*paths_to_judge)}"
     for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):
@@ -359,9 +359,9 @@ def _next_steps(headers: Iterable[Header], sources: Sequence[Path], paths_to_jud
 
 def _format_continuation(shard: Path) -> str:
     # Return the command that continues a shard (the run folder of a part of a plan).
-    # If its run.json has no usable request, return a simpler command.
+    # If the shard's run.json contains no usable request, return a simpler command.
     from safevla_bench.jobs.evaluation import request  # loads slowly: it needs hosts and policies
 
-    with suppress(RunError):  # raised if run.json has no usable request
+    with suppress(RunError):  # raised if run.json contains no usable request
         return request.Request.from_run(shard).format_resume_command(shard, "--record-only")
     return writer.format_resume_command(shard)

@@ -87,7 +87,7 @@ def tables_command(
     style = options.parse_settings("--style", styles, _TableStyle)
     shows_published = style.published == "yes"
     if shows_published:
-        # Raises an error for applicability=phased, by which the paper did not judge.
+        # Raises an error for applicability=phased, because the paper did not judge phase by phase.
         sources.ruleset.require_whole(NOT_PHASED, "Leave out --style published=yes.")
     judged, material = _load_inputs(sources, names, digests=not is_short)
     published = paper_policies() if shows_published else {}
@@ -144,9 +144,9 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    # Return the tables that have any of the columns in `text`, a list of names of columns or groups.
-    # Each table has only these columns, its first text columns, and its counts of lost episodes.
-    # Raise `RunError` if no table has one of the names.
+    # `text` lists names of columns, or of groups of columns. Return the tables that contain any of the named columns.
+    # Omit all other columns, except each table's first text columns and its counts of lost episodes.
+    # Raise `RunError` if a name occurs in no table.
     names = [part.strip() for part in text.split(",")]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown:
@@ -156,7 +156,7 @@ def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
 
 
 def _render_tables(tables: Sequence[Table], form: render.TableFormat) -> str:
-    # Return the tables as text. Raise `RunError` for several tables as CSV, because a CSV file has one table.
+    # Return the tables as text. Raise `RunError` for several tables as CSV, because a CSV file can hold only one table.
     if form == "csv" and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
         remedy = f"Choose one by --which, or write one file per table by --out DIR/. The tables are: {names}."
@@ -209,18 +209,18 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
     # Return a viewer's file with one episode: the chosen or the only episode. `encode` makes the bytes of the file.
-    # Raise `RunError` if none is chosen, and the number of episodes is not 1.
+    # Raise `RunError` if no episode is chosen, unless there is exactly one.
     if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose an episode by --episode; `safevla episodes` lists all."
         raise RunError(f"a file of this format holds one episode, but there are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
-    # The name of the source that has the episode.
+    # The name of the source that contains the episode.
     run = next(source.path.resolve().name for source, indices in judged.records.by_source() if index in indices)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
-    # Write a LeRobot dataset into `choice.out`, with pictures of `choice.cameras`, if any.
+    # Write a LeRobot dataset into `choice.out`, with pictures of the cameras in `choice.cameras` (may be empty).
     # `pairs` is the content of the dataset's index of pairs; None = no index of pairs.
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
@@ -274,7 +274,7 @@ def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
         command = f"safevla eval --suite found:{suite_files[0] if suite_files else 'FILE'} --policy POLICY --out DIR"
         remedy = f"Run the policy from these start states again, with other seeds: {command}"
         raise RunError("no start state has both a safe and an unsafe success", remedy=remedy)
-    # In JSON lines, each pair has its actions (`is_whole`). In a dataset, a pair has the indices of its episodes.
+    # In JSON lines, a pair contains actions (`is_whole`). In a dataset, a pair contains the indices of its episodes.
     index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_json_lines)
     if is_json_lines:
         return index

@@ -52,7 +52,7 @@ def find_runs(folder: Path) -> dict[str, Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    # A run folder has a run.json. A folder that `safevla score --out` wrote for an archive has only a scores.json.
+    # A run folder contains run.json. The folder that `safevla score --out` writes for an archive has only scores.json.
     return (folder / RUN).is_file() or (folder / SCORES).is_file()
 
 
@@ -106,7 +106,7 @@ def find_page(folder: Path) -> Path:
     the index. Raises `RunError` if there is no run or no report, and `FileError` if writing fails.
     """
     runs = find_runs(folder)
-    # `find_runs` also accepts a folder of runs, which gets an index.
+    # `find_runs` accepts a run folder, or a folder of runs. A folder of runs gets an index.
     if not _is_run(folder):
         write_atomically(own_path(folder, INDEX), _render_index(folder, runs))
         return folder / INDEX
@@ -127,7 +127,7 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     return template.render(
         title=f"Runs in {folder.resolve().name}",
         listing=list_runs(runs),
-        # A run without a report has the link address "".
+        # If a run has no report, its link address is "".
         addresses=dict.fromkeys(runs, "") | report_links,
         # The security policy lets the browser run only this style and script.
         policy=render.content_security_policy(style, script),

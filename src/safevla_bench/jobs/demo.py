@@ -23,7 +23,7 @@ def unpack_archive(folder: Path) -> Path:
     """Copy the archive into `folder`; return the copy's path. Raises `FileError`; `RunError` if other files exist."""
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):
-        # Other files are allowed if the folder has an equal copy of the archive.
+        # Other files are allowed if the folder already contains an equal copy of the archive.
         if not (path.is_file() and path.read_bytes() == shipped):
             # Leftovers of an interrupted write do not count as other files.
             require_free_folder(folder, has_partial_name)

@@ -1,4 +1,4 @@
-"""Writes suites for more rollouts of policies from the start states that still lack a preference pair."""
+"""Writes suites of the start states that still lack a preference pair, so that policies can run from them again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
     """
     suites: dict[bytes, tuple[FoundSuite, list[FileStart]]] = {}  # the key is the suite without initial states, as JSON
     for state in states:
-        # `more_rollouts` is the estimated number of missing rollouts; None means that the state has enough.
+        # `more_rollouts` is the estimated number of missing rollouts; None means that the state needs no more.
         suite_and_start = _find_start(judged, state) if state.more_rollouts else None
         if suite_and_start is not None:
             empty_suite, start = suite_and_start
@@ -49,7 +49,7 @@ def write_rollout_suites(judged: Judged, states: Sequence[State], folder: Path) 
 
 def _find_start(judged: Judged, state: State) -> tuple[FoundSuite, FileStart] | None:
     # Find the first candidate episode whose run says how the episode starts.
-    # Return a suite without initial states, and this episode's start. Return None if no run says how episodes start.
+    # Return a suite without initial states, and the start of the episode found; None if no episode was found.
     for candidate in state.candidates:
         episode = judged.records.read_episode(candidate.index)
         description = judged.records.find_source(candidate.index).description

@@ -69,7 +69,7 @@ def vary_physics(
 
 def _can_apply(setting: ReplaySetting, change: PhysicsChange) -> bool:
     # Return whether the host can change all physical quantities that `change` affects.
-    # Each of the two compared sets has names of physical quantities.
+    # Both compared sets contain names of physical quantities.
     return change.changed <= setting.host.supports.changeable
 
 
@@ -89,7 +89,7 @@ def _judge_replay(replayed: batch.Batch, header: Header, ruleset: Ruleset) -> di
 @dataclass
 class _Replays:
     # The replays of a run. At first, these are the replays in the run's file; the method `run` adds new replays.
-    # An unchanged replay has the variation `firmness.RECORDED`.
+    # `firmness.RECORDED` is the name for the variation of an unchanged replay.
 
     judged: Judged
     setting: ReplaySetting
@@ -107,7 +107,7 @@ class _Replays:
         if not any(_can_apply(setting, change) for _, change in variations):
             problem = f"the host {setting.host.name} cannot change its physics"
             raise HostError(problem, remedy="docs/reference/hosts.md lists hosts with changeable physics.")
-        # `head` has everything in the file except the replays. Replays are comparable only if their heads are equal.
+        # `head` is the whole content except the replays. Replays are comparable only if their files have equal heads.
         head = firmness.PhysicsFile(
             archive_sha256=folder.archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
@@ -136,7 +136,7 @@ class _Replays:
         return sorted([index for index in alternating if index is not None][:count])
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
-        # Run the replays in `wanted`, which has pairs (episode index, variation). Skip replays that `done` contains.
+        # Run the replays in `wanted`, a list of pairs (episode index, variation). Skip replays that `done` contains.
         read_recorded = lru_cache(_CACHED_EPISODES)(self.judged.records.read_episode)
         origin_by_id: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
@@ -192,7 +192,7 @@ class _Replays:
         # Two policies may use the same episode id, so put the policy's name first unless the id begins with the name.
         names_policy = header.episode_id.startswith(f"{header.policy}/")
         name = header.episode_id if names_policy else f"{header.policy}: {header.episode_id}"
-        # The recording has the actions to play and, for a varied replay, the path that the replay should follow.
+        # The recording contains the actions to play and, for a varied replay, the path that the replay should follow.
         recording = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         recording = replace(recording, actions=actions)
         change = None
@@ -348,7 +348,7 @@ def _find_times(
     episode: batch.Batch, clauses: Mapping[str, firmness.ClauseReading], left: int | None
 ) -> dict[int, float]:
     # Return record -> time since record 0 [s], for the first violation of each specification (clause).
-    # If the replay left the recorded path, also return the time of the record at which it left the path (`left`).
+    # If the replay left the recorded path, also return the time of the first record off the path (`left`).
     records = (left, *(clause.first for clause in clauses.values()))  # None = no violation, or always on the path
     return {record: episode.elapsed_s(0, record) for record in records if record is not None}
 

@@ -61,7 +61,7 @@ _NO_RATE_NOTE = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
     """One policy in one table. `numbers` maps metric keys to means over the table's suites, with 95 % intervals if
-    counts are known. `remarks` appear next to the policy's name. Without `competes`, there are numbers but no rank.
+    counts are known. `remarks` appear next to the policy's name. If `competes` is false, the policy gets no rank.
     """
 
     policy: str
@@ -103,7 +103,7 @@ class OwnResults:
     policy_results: Sequence[PolicyResults] = ()
     """Results of the policies, for comparisons. Without results, no policy counts as better than another policy."""
     protocols: Protocols = ()
-    """Protocols of the sources that have one. If they differ, the comparison does not pair episodes."""
+    """The known protocols of the sources. If they differ, the comparison does not pair episodes."""
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -205,7 +205,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
         safety = entry.numbers[SAFETY.key].exact
         return entry.is_ranked, Fraction(-1) if safety is None else safety
 
-    ordered = []  # each entry has a rank by Safety, and a rank by SR (success rate)
+    ordered = []  # each entry gets a rank by Safety, and a rank by SR (success rate)
     for entry in sorted(entries, key=sort_key, reverse=True):
         safety_rank, sr_rank = (_format_rank(entry, ranked, metric, better) for metric in (SAFETY, SR))
         ordered.append(replace(entry, rank=safety_rank, sr_rank=sr_rank))
@@ -213,7 +213,7 @@ def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[Ranki
 
 
 def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
-    # Returns the range of the entry's possible ranks, such as "1–3"; "" without a rank or a value of the metric.
+    # Returns the range of possible ranks, such as "1–3"; "" if the entry has no rank or no value of the metric.
     # `better` maps a metric's key to pairs (better policy, worse policy) that differ significantly.
     # `exact` is a number before rounding; None = unknown.
     numbers = {row.policy: row.numbers[metric.key].exact for row in ranked}
@@ -233,7 +233,7 @@ def _format_rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Me
 
 @dataclass(frozen=True)
 class _TaskGroup:
-    # The policies of one table: they ran the same tasks under the same conditions. `cells` are their numbers by suite.
+    # The policies of one table: they ran the same tasks under the same conditions. `cells`: policy -> suite -> numbers.
     title: str
     tasks: frozenset[TaskKey]
     cells: Mapping[PolicyName, Mapping[str, Summary]]
@@ -269,7 +269,7 @@ def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
 
 def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
     # Yields one group for each table. A group's policies ran the same tasks under the same conditions.
-    # A cell has the numbers of a policy on a suite. `suite_groups(None)` covers all hosts.
+    # A cell contains the numbers of a policy on a suite. `suite_groups(None)` covers all hosts.
     # For each table title, `suite_groups` yields the cells of all suites under this title.
     inputs = results.inputs
     counts_of_policy = _count_episodes(inputs)  # the number of planned episodes of each policy and task
@@ -278,8 +278,8 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
         for cell in cells:
             cells_of_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
         suites = {cell.suite or "" for cell in cells}
-        # Policies with the same key share a table. A key has the tasks (suite, task), and the conditions of each suite.
-        # `is_own`, which is also in the key, is True if tasks with official names differ from the official tasks.
+        # Policies with the same key share a table. The key contains the tasks (suite, task) and the suites' conditions.
+        # The key also contains `is_own`: true if tasks with official names differ from the official tasks.
         groups: dict[tuple[frozenset[TaskKey], object, bool], list[PolicyName]] = {}
         for policy, policy_cells in cells_of_policy.items():
             tasks = frozenset(task for task in counts_of_policy[policy] if task[0] in suites)
@@ -288,8 +288,8 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
             is_own = any(map(is_own_task, identities))
             groups.setdefault((tasks, conditions, is_own), []).append(policy)
         for (tasks, _, is_own), policies in groups.items():
-            first = policies[0]  # all policies of a group have the same conditions, so the first policy's are used
-            # The distinct numbers of episodes per task; a single element if all policies have the same numbers.
+            first = policies[0]  # all policies of a group have the same conditions, so use those of the first policy
+            # The distinct tuples of episode counts per task; a single tuple if all policies have the same counts.
             counts = {tuple(counts_of_policy[policy][task] for task in sorted(tasks)) for policy in policies}
             keys = [(first, suite) for suite in cells_of_policy[first] if (first, suite) in results.conditions]
             yield _TaskGroup(
@@ -306,7 +306,7 @@ def _group_by_tasks(results: OwnResults) -> Iterator[_TaskGroup]:
 
 def _ran_official_tasks_only(cells: Mapping[str, Summary]) -> bool:
     # Returns whether all suites of a policy are official, and all episodes certainly ran the official tasks.
-    # `cells` has the policy's numbers by suite. `task_identity` counts all other episodes, by reason.
+    # `cells` maps suites to the policy's numbers. `task_identity` counts all other episodes, by reason.
     return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
 
 
@@ -354,7 +354,7 @@ def _find_better_pairs(group: _TaskGroup, competing: Collection[PolicyName], res
     for policy_results in results.policy_results:
         name = None if policy_results.name == UNNAMED_POLICY else policy_results.name
         if name in competing:
-            # Keep the episodes of this group's tasks. `split_judged` gave suites with the same tasks one name.
+            # Keep the episodes of this group's tasks. `split_judged` gave one name to all suites with the same tasks.
             in_group = policy_results.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
             if len(in_group):
                 selected_results.append(in_group)
@@ -381,7 +381,7 @@ def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]
     # An audit replays a policy's recorded actions. If the new records differ, the audit refutes the policy.
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
     credible = [policy for policy in group.cells if policy not in refuted and policy not in results.disqualified]
-    if group.has_official:  # if a table has official results, results on other tasks are not ranked
+    if group.has_official:  # if a table contains official results, do not rank results on other tasks
         credible = [policy for policy in credible if _ran_official_tasks_only(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}  # `NOOP` is the policy that does nothing
     # Policies that ran with stand-in assets are ranked only if there are no other policies to rank.
@@ -395,7 +395,7 @@ def _uses_standins(cells: Mapping[str, Summary]) -> bool:
 
 
 def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
-    # Returns a policy's mean of a metric over the suites, as a cell of a table. `cells` has its numbers by suite.
+    # Returns a policy's mean of a metric over the suites, as a cell of a table. `cells`: suite -> the policy's numbers.
     mean = suite_mean(metric, cells, suites)
     if mean.exact is None and len(suites) == 1:  # a single suite's cell gives the reason for a missing number
         return ExactCell(metric_cell(metric, cells[suites[0]]))
@@ -403,8 +403,8 @@ def _average_metric(metric: Metric, cells: Mapping[str, Summary], suites: Sequen
 
 
 def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
-    # Yields the remarks next to a policy's name: facts, numbers of excluded episodes, audits, reasons for no rank.
-    # `cells` has the policy's numbers by suite.
+    # Yields the remarks next to a policy's name: facts, counts of excluded episodes, audits, reasons for no rank.
+    # `cells` maps suites to the policy's numbers.
     roster, scores = results.inputs.roster, results.inputs.scores
     if roster.is_privileged(policy):
         yield "privileged state"
@@ -481,7 +481,7 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
-    # Yields tables whose rows have the same benchmarks. A benchmark that is part of a mean has no separate table.
+    # Yields tables in which all rows are about the same benchmarks. A benchmark in a mean gets no separate table.
     benchmarks_of_means = {name for mean in publication.means for name in mean.benchmarks}
     # Benchmarks -> rows. A row is a pair: a mean and its benchmarks' cells, or a cell and a list with only this cell.
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
@@ -497,7 +497,7 @@ def _group_published(publication: PublishedResults) -> Iterator[RankedTable]:
 def _build_published_table(
     names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]
 ) -> RankedTable:
-    # Returns the table of the benchmarks `names`. The cells' counts are used if every benchmark has a cell.
+    # Returns a table of the benchmarks in `names`. Uses the counts of a row's cells if no benchmark lacks a cell.
     # Each row is a pair: a mean and its cells, or a cell and a list with only this cell.
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     notes = list(published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)))
@@ -516,8 +516,8 @@ def _find_better_printed(
 ) -> list[tuple[str, str]]:
     """Return the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first."""
     # Each row is a pair: a policy's printed numbers, and the cells from which they were computed.
-    # `names` are the benchmarks' names. A policy is compared only if it has a cell for each of them, and if the counts
-    # of all its rates are known.
+    # `names` are the benchmarks' names. A policy is compared only if there is a cell for each benchmark.
+    # The counts of all rates in these cells must also be known.
     rates_of_policy = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
@@ -533,7 +533,7 @@ def _find_better_printed(
         return sum(rate.count / rate.n for rate in rates) / len(rates), interval
 
     def compare_means(first: str, second: str, level: float) -> intervals.Interval:
-        # Returns the interval of the difference of the means of two policies, at the confidence `level`.
+        # Returns the interval of the difference between two policies' means, at the confidence `level`.
         return intervals.combine_intervals([measure(first, level), measure(second, level)], (1, -1))
 
     pairs = list(combinations(with_counts, 2))
@@ -564,7 +564,7 @@ def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEn
 
 def _printed_cell(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
     # Returns a published number as a cell of a table, with an interval if the counts behind the number are known.
-    # `row` has the number, and `cells` the numbers of its suites; `cells` is empty if counts are not used.
+    # `row` contains the number; `cells` contain the numbers of its suites. If counts are not used, `cells` is empty.
     printed = getattr(row, metric.key)
     if printed is None:
         return ExactCell(Cell.dash())

@@ -19,7 +19,7 @@ from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
-# Names of protocol values that `Conditions.rules` omits: they do not affect episodes, or have their own field.
+# Names of protocol values that `Conditions.rules` omits: they do not affect episodes, or another field contains them.
 _EXCLUDED_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
@@ -48,11 +48,11 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
             official_name = judged.ruleset.registry.canonical_suite(suite)
             headers = [note.header for note in notes if note.header.benchmark == suite]
             protocol = source.protocol or {}  # the rules by which a run's episodes start and end; {} if unknown
-            # Settling steps before record 0: a number, or a list of several numbers. A suite may have its own number.
+            # Settling steps before record 0: a number, or a list of several numbers. Suites may differ in this number.
             steps_by_suite, wait_steps = protocol.get("wait_steps_by_suite"), protocol.get("wait_steps")
             if isinstance(steps_by_suite, Mapping):
                 wait_steps = steps_by_suite.get(suite, wait_steps)
-            # Each field of `Conditions` has one set of values; `env_seed` has two sets.
+            # One set of values for each field of `Conditions`, except that there are two sets for `env_seed`.
             # The two sets for `env_seed` are the episodes' seeds, and the protocol's rule for seeds.
             new_values = (
                 {header.horizon for header in headers},
@@ -85,7 +85,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
     """Return policy -> reason why the policy has no rank: an official suite with changed starts or protocol."""
     reasons: dict[PolicyName, dict[str, None]] = {}  # the inner dictionary is a set of reasons that keeps their order
     for source, policy, notes, absent in _iterate_policies(judged):
-        # Each note has the facts about one recorded episode; `absent` has the episodes without a record.
+        # Each note contains facts about one recorded episode; `absent` lists the episodes without a record.
         # Only suites with the name of an official suite matter.
         official = [note for note in notes if find_official_name(note.header.benchmark)]
         if not official:
@@ -104,7 +104,7 @@ def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
 
 def refuse_ranks(judged: Judged, cells: Iterable[Summary]) -> dict[str, str]:
     """Return policy -> reason for each policy in the `cells` that has no rank on an official suite."""
-    # Each cell has the numbers of a policy on a suite. A policy without a name has the key "".
+    # Each cell contains the numbers of a policy on a suite. The key of a policy without a name is "".
     reasons = find_disqualified(judged)
     refused = [cell.policy for cell in cells if cell.policy in reasons and find_official_name(cell.suite or "")]
     return {policy or "": reasons[policy] for policy in refused}
@@ -123,8 +123,8 @@ def _iterate_policies(
 
 
 def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
-    # Returns whether the policy replays recorded actions, which its specification in run.json says.
-    # A row of run.json describes one policy. `policy_names` has the new names of policies that were renamed.
+    # Returns whether the policy replays recorded actions, according to run.json.
+    # A row of run.json describes one policy. `policy_names` maps recorded names to new names.
     rows, names = policy_rows(source.description), source.policy_names
     row_of_policy = {names.get(row["policy"], row["policy"]): row for row in rows}
     row = row_of_policy.get(policy or "", {})
@@ -134,7 +134,7 @@ def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
 def _has_planned_starts(
     protocol: Mapping[str, object], notes: Sequence[EpisodeNote], absent: Sequence[AbsentEpisode]
 ) -> bool:
-    # Returns whether each task's episodes have the starts that the protocol's rule plans for them.
+    # Returns whether each task's episodes begin at the starts that the protocol's rule plans for them.
     # `notes` are the recorded episodes, and `absent` the planned episodes without a record.
     # A start is the index of an initial state.
     rule = protocol.get("init_state", "episode")
@@ -147,7 +147,7 @@ def _has_planned_starts(
     for episode in planned:
         key = episode.benchmark, episode.task_id, episode.seed
         starts.setdefault(key, Counter())[episode.init_state_index] += 1
-    # Each task and seed must have the starts 0, 1, 2, ..., or these indices modulo the number of initial states.
+    # For each task and seed, the starts must be 0, 1, 2, ..., or these numbers modulo the number of initial states.
     for (benchmark, task_id, _), episodes_by_start in starts.items():
         suite = official_suites().get(find_official_name(benchmark) or "")
         task = suite.tasks.get(task_id) if suite else None

@@ -71,7 +71,7 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
     tiers of specifications and the ids that the authors use. `run_dirs` are the names of run folders or archives, each
     with its pairs of policy and suite.
     """
-    # Each cell has the numbers of a policy on a suite.
+    # Each cell contains the numbers of a policy on a suite.
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -84,8 +84,8 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: Run
 
 def _column_names(library: Library) -> list[str]:
     # Returns the headings of the CSV in the authors' order.
-    # Each specification has the columns `viol__ID` (rate of violations) and `rho__ID` (mean robustness).
-    # A specification that is not diagnostic also has the column `nsv__ID` (mean depth).
+    # For each specification, there are columns `viol__ID` (rate of violations) and `rho__ID` (mean robustness).
+    # Unless the specification is diagnostic, there is a third column, `nsv__ID` (mean depth).
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
@@ -106,13 +106,13 @@ def _column_names(library: Library) -> list[str]:
 
 def _interval_columns(name: str, *, is_rate: bool) -> tuple[str, str, str, str]:
     # Returns the names of the four columns for the interval of the number `name`: its low and high ends, twice.
-    # The first two are for one method (Wilson for a rate, else bootstrap), and the last two for any method.
+    # The first two columns are for one method only (Wilson for a rate, else bootstrap), the last two for any method.
     method = "wilson" if is_rate else "bootstrap"
     return f"{name}_ci_lo_{method}", f"{name}_ci_hi_{method}", f"{name}_ci_low", f"{name}_ci_high"
 
 
 def _authors_id(library: Library, spec_id: str) -> str:
-    # Returns the authors' id of a specification, or our id if they have none.
+    # Returns the authors' id of a specification, or our id if there is none.
     return next(iter(library.legacy_ids(spec_id)), spec_id)
 
 
@@ -129,7 +129,7 @@ def _authors_suite(cell: Summary) -> str:
 
 def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Value]:
     # Returns the row of the authors' CSV for a policy on a suite: column -> value. Other columns stay empty.
-    # `run_dir` has the names of the run folders.
+    # `run_dir` contains the names of the run folders.
     simulator = "; ".join(f"{name} {' and '.join(versions)}" for name, versions in cell.simulator.items())
     row: dict[str, _Value] = {
         "model": spreadsheet_text(policy_name(cell)),
@@ -150,7 +150,7 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return the fields for a number and its interval. A column for one method is empty if another was used."""
+    """Return the fields for a number and its interval. Columns for one method are empty if another method was used."""
     interval = number.ci or (None, None)
     # A rate's interval is Wilson's unless episodes share initial states (`starts`).
     # For a mean, `bootstrap` is true if its interval is a bootstrap.
@@ -170,7 +170,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Optional facts about a model; None = unknown."""
 
     model_name: _Text | None = None  # None = use the policy's name in the run
-    dataset_id: _Text | None = None  # data set of the benchmark on the hub; its leaderboard gets the results
+    dataset_id: _Text | None = None  # the benchmark's data set on the hub, whose leaderboard gets the results
     license: _Text | None = None  # the hub's identifier of a data set's license
     version: _Text | None = None
     citation: _Text | None = None
@@ -187,7 +187,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     """Return the numbers of the only judged policy, one cell per suite. Raises `RunError` if there is no policy or more
     than one, if all numbers are unknown, if stand-ins replaced simulator assets, or if a search chose the starts.
     """
-    cells = judged.summarize_scores()[0]  # one per policy and suite; item 1 is the summary of all episodes
+    cells = judged.summarize_scores()[0]  # item 0: a cell per policy and suite
     has_number = any(any(_card_metrics(cell)) for cell in cells)  # a cell without known numbers has no metrics
     _require_one("policy", cells if has_number else [])  # without a number, there is no result to write
     for cell in cells:
@@ -226,7 +226,7 @@ _USER_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url",
 
 def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
     # Returns the mean success over the suite's tasks in percent, and the number of tasks without a known success.
-    # A task's success is unknown if none of its episodes ran to the end, or if a violation stopped one of them.
+    # A task's success is unknown if none of its episodes ran to the end, or if a violation stopped an episode.
     # If the success of any task is unknown, the mean is None.
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
@@ -244,7 +244,7 @@ def _recorded_version(judged: Judged) -> str | None:
 
 
 def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing_count: int) -> str:
-    # Returns the notes of an entry on RoboCasa's leaderboard, in sentences. `facts` has the user's notes.
+    # Returns the notes of an entry on RoboCasa's leaderboard, in sentences. `facts.notes` are the user's notes.
     # `missing_count` is the number of the suite's tasks with an unknown success.
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]  # SBU is the share that succeeds but is unsafe
     unsafe_share = f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}"
@@ -267,7 +267,7 @@ def _list_refusals(judged: Judged, cells: Sequence[Summary]) -> list[str]:
 
 def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
     """Return caveats about the numbers in the `cells`, one sentence each, such as that episodes crashed."""
-    # Each cell has the numbers of a policy on a suite. Stand-ins are placeholders for the simulator's own assets.
+    # Each cell contains the numbers of a policy on a suite. Stand-ins are placeholders for the simulator's own assets.
     caveats = []
     crashed = sum(cell.crashed for cell in cells)
     if crashed:
@@ -322,7 +322,7 @@ def encode_harness_results(judged: Judged) -> bytes:
     all_rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
     _require_one("policy", all_rows)
     suite = _require_one("benchmark", all_rows)
-    step_counts = (judged.records.lengths - 1).tolist()  # N records have N - 1 steps between them
+    step_counts = (judged.records.lengths - 1).tolist()  # there are N - 1 steps between N records
     # (policy, episode id) -> number of steps, for episodes with a record
     steps_by_key = dict(zip((header.key for header in judged.headers), step_counts, strict=True))
     rows_by_task = _group_rows(all_rows, lambda row: row.task_id)
@@ -374,7 +374,7 @@ def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
     # Returns the rows' only policy if `kind` is "policy", or the rows' only benchmark if `kind` is "benchmark".
-    # Raises `RunError` if the rows have none, or more than one.
+    # Raises `RunError` unless there is exactly one.
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if not names:
@@ -386,7 +386,7 @@ def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summar
 
 
 def _lerobot_task(score: EpisodeScore) -> tuple[str, int | str]:
-    # Returns the suite's name in LeRobot, and the task's index, or the task's id if the id contains no index.
+    # Returns the suite's name in LeRobot, and the task's index. If the id contains no index, returns the id instead.
     number = score.task_id.removeprefix("task_")
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 
@@ -434,7 +434,7 @@ def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, fl
 
 
 def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> dict[str, Any]:
-    # Returns the harness's entry for an episode: known values, number of steps and, if it did not end, the reason.
+    # Returns the harness's entry for an episode: known values, steps and, if the episode did not end, the reason.
     # `steps` is None for an episode without a record.
     metrics = _known_values(row) if isinstance(row, EpisodeScore) else {}
     episode: dict[str, Any] = {"metrics": metrics, **({} if steps is None else {"steps": steps})}
@@ -458,11 +458,11 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
-    # Cells without a known number are left out. A cell has the numbers of the policy on a suite.
+    # Cells without a known number are left out. A cell contains the numbers of the policy on a suite.
     results = [_describe_result(judged, cell, facts) for cell in cells if any(_card_metrics(cell))]
     model_index = [{"name": name, "results": results}]
     front_matter = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": model_index})
-    # Item 1 has the numbers of all episodes together.
+    # Item 1 contains the numbers of all episodes together.
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     new_remarks = (remark for remark in (*_list_refusals(judged, cells), *remarks) if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *new_remarks))], "md")
@@ -497,7 +497,7 @@ def format_yaml(document: object) -> str:
 
 def _card_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
     # Yields the known headline numbers of a cell (policy × suite) as metrics of a `model-index`. Shares are in percent.
-    # A metric has a number, its 95 % interval if known, and the number of episodes.
+    # A metric consists of a number, its 95 % interval if known, and the number of episodes.
     for metric in HEADLINE:
         number = cell.number(metric)
         digits = 2 if metric.unit else 4  # rates are percentages; means have no unit
@@ -522,7 +522,7 @@ def _describe_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[s
 
 def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
     # Returns facts with which a reader of the card can check the numbers of a policy on a suite.
-    # They are rules, versions, digests of the records, and numbers of episodes that were left out.
+    # The facts are rules, versions, digests of the records, and counts of episodes that were left out.
     return {
         "judged_by": f"safevla-bench {judged.provenance.version}",
         **describe_ruleset(judged.ruleset),

@@ -112,7 +112,7 @@ _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
     # Yields the name and the sha256 of each archive file. `paths` are run folders and archives.
-    # A file of a run folder has the name FOLDER/FILE.
+    # The name of a file in a run folder is FOLDER/FILE.
     for path in paths:
         folder_prefix = f"{path.resolve().name}/" if path.is_dir() else ""
         for file in archive_parts(path) if path.is_dir() else [path]:

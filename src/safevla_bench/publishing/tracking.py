@@ -60,8 +60,8 @@ def _name_curves(row: Row) -> dict[str, float]:
 
 
 class _NamedRun:
-    """A tracker's run. The run folder stores the name that the tracker gives it, so that a resumed run continues it. If
-    `is_new` is true, the stored name is neither used nor written.
+    """A tracker's run. The run folder stores the run's name, which the tracker chooses, so that a resumed rollout
+    continues the same run. If `is_new` is true, the stored name is neither used nor written.
     """
 
     def __init__(self, package: str, folder: Path, is_new: bool) -> None:
@@ -153,7 +153,7 @@ class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
         # Chooses the folder for TensorBoard's files, in the run folder.
         # `config` is written as text with the first numbers. `name` is not used, because the folder names the run.
-        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each new run has another folder
+        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # each new run: a new folder
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last_episode = 0
         self._writer: Any = None  # created when the first number arrives
@@ -190,7 +190,7 @@ class _TensorboardTracker:
 
 
 def _final_values(numbers: Numbers) -> dict[str, float]:
-    # Returns the final numbers of a run under names that differ from the names of the episodes' numbers.
+    # Returns the final numbers of a run. The prefix in their names distinguishes them from the episodes' numbers.
     return {f"final/{name}": value for name, value in numbers.items()}
 
 
@@ -217,9 +217,9 @@ def require_trackers(names: Sequence[str], option: str = "--log") -> None:
 
 
 def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
-    """Return names -> final numbers of all cells, their intervals and numbers of episodes, without unknown values."""
+    """Return name -> final number for each cell: metrics, ends of intervals, episode counts. Omit unknown values."""
     values: dict[str, float] = {}
-    for cell in summaries:  # a cell has the numbers of a policy on a suite
+    for cell in summaries:  # a cell contains the numbers of a policy on a suite
         prefix = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
         values |= {f"{prefix}/n": cell.n, f"{prefix}/judged": cell.judged, f"{prefix}/crashed": cell.crashed}
         for metric in HEADLINE:
@@ -309,7 +309,7 @@ class TrackingObserver:
 
     def _send_or_drop(self, send: Callable[[Tracker], None]) -> None:
         # Calls `send` with the tracker, unless the tracker was closed or dropped.
-        # If the call fails, warns and drops the tracker.
+        # If the call fails, calls `warn` and drops the tracker.
         if self._tracker is None:
             return
         try:
@@ -348,14 +348,14 @@ def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -
 
 
 def _iterate_rows(judged: Judged) -> Iterator[Row]:
-    # Yields the rows of each source in the order of the plan, then the rows of its records that are not in the plan.
-    # `crashed_keys` has the (policy, episode id) of planned episodes that ran, but have no record.
+    # For each source, yields the rows in the order of the plan, then the rows of recorded episodes outside the plan.
+    # `crashed_keys` contains (policy, episode id) of planned episodes that ran, but have no record.
     crashed_keys = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
     for source, indices in judged.records.by_source():
         index_of_key = {judged.headers[k].key: k for k in indices}  # (policy, episode id) -> index of the record
-        # Without absent episodes, the plan is not needed: the records have all rows.
+        # Without absent episodes, the plan is not needed, because every episode has a record.
         for planned in episode_rows(source.path) if source.absent else ():
-            # A renamed policy has its recorded name in the plan.
+            # The plan uses the recorded names of policies, so replace these by the new names.
             key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
             if key in crashed_keys:
                 yield _make_row((key[0], planned.benchmark, planned.task_id), planned.steps, crashed=True, score=None)
@@ -365,7 +365,7 @@ def _iterate_rows(judged: Judged) -> Iterator[Row]:
 
 
 def _recorded_row(judged: Judged, index: int) -> Row:
-    # Returns the row of a recorded episode; N records have N - 1 steps between them.
+    # Returns the row of a recorded episode; there are N - 1 steps between N records.
     score = judged.scores.episode(index)
     labels = score.policy, score.benchmark, score.task_id
     return _make_row(labels, int(judged.records.lengths[index]) - 1, crashed=False, score=score)

@@ -65,7 +65,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
         try:
             if kind == "host":
                 hosts.make_host(name)
-                # Read the host's files of task tags, too, because they may be damaged.
+                # Also check the host's files of task tags, which may be damaged.
                 load_registry(hosts.registry_files(name))
             else:
                 policy_group.load(name)  # imports the plug-in's code
@@ -117,7 +117,7 @@ def installed_versions() -> dict[str, str]:
     """Return distribution -> version for the installed simulators."""
     versions = {}
     tested = (name for simulator in tested_versions().hosts.values() for name in simulator.versions)
-    # `_SHARED_FOLDER` has two distributions that overwrite each other's files.
+    # `_SHARED_FOLDER` lists two distributions that overwrite each other's files.
     for name in {*_SHARED_FOLDER, *tested}:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)

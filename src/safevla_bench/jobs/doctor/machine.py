@@ -128,7 +128,7 @@ def _check_rendering(backend: str) -> Diagnosis:
 
 def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
     # Run a module that renders a frame and prints JSON: darkest and brightest pixel value, and the renderer's name.
-    # A crash, a timeout or a blank frame is a failed check. `environment` has additional environment variables.
+    # A crash, a timeout or a blank frame is a failed check. `environment` adds environment variables.
     rendered = _run_probe(check, remedy, module, environment=environment)
     if isinstance(rendered, Diagnosis):
         return rendered
@@ -287,7 +287,7 @@ def _describe_scores(batch: Batch, host: str) -> str:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
     except RegistryError:  # if a plug-in has no task tags, the user can supply them with --rules
         return "not judged: no registry has the task's tags"
-    # If the simulator used stand-ins for the real assets, add this to the phrase.
+    # If the simulator used stand-ins for the real assets, the phrase mentions them.
     standin_note = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{standin_note}"
 

@@ -90,7 +90,7 @@ def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[ExampleScene])
     recorded actions [degrees]. Return None if no reply depends on the orientation. A reply without motion of the hand
     counts as 90 degrees. Each request begins an episode. Raises the errors of `ChunkModel.begin` and `infer`.
     """
-    # `angles_deg` has one angle per scene for each orientation.
+    # `angles_deg` maps each orientation to a list of angles, one per scene.
     angles_deg, depends_on_turn = {turn_name: list[float]() for turn_name in TURNS}, False
     for scene in scenes:
         # Absolute actions are positions, so their motion is relative to the recorded start.
@@ -157,7 +157,7 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
     best = min(angles, key=lambda turn: angles[turn])
     angle_lines = "\n".join(f"{angle:>4.0f}° {turn}" for turn, angle in angles.items())
     measured = f"angles between the model's motion and the recorded motion in successful episodes\n{angle_lines}"
-    # Undecided: no orientation fits well, or the best orientation fits hardly better than the pictures as sent.
+    # Undecided: no orientation fits well, or the best orientation fits only slightly better than the pictures as sent.
     if angles[best] > MAX_ANGLE_DEG or (best != AS_SENT and angles[AS_SENT] - angles[best] < MIN_GAIN_DEG):
         return passed_check(CHECK, f"orientation undecided; {measured}")
     if best != AS_SENT:

@@ -178,10 +178,10 @@ def describe_repeats(replies: Sequence[Floats]) -> str:
     summary = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     if not others:
         return summary
-    # Compare only replies that have the first reply's shape. Each gap is a reply's largest difference from that reply.
+    # Compare only replies with the same shape as the first reply. A gap is the largest difference from the first reply.
     # `initial` permits empty replies.
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
-    # If `gaps` is empty, each differing reply has another number of actions than the first reply.
+    # If `gaps` is empty, all differing replies differ from the first reply in the number of actions.
     # `BY_CHANCE` is a hint on comparisons of policies whose answers vary.
     extent = f"largest difference {max(gaps):.2g}" if gaps else "in the number of actions"
     return f"{summary}, {extent}\n{BY_CHANCE}"
@@ -224,8 +224,8 @@ def _format_statistics(actions: Floats) -> str:
     lines = [f"{heading}, as the simulator gets them"]
     component_stats = zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     for column, (lowest, mean, highest) in enumerate(component_stats):
-        # An arm's action has the first 7 components of `_COMPONENT_NAMES`; a mobile robot's action has all.
-        # Other actions have components without names, so show their indices.
+        # `_COMPONENT_NAMES` are the components of a mobile robot's action. An arm's action consists of the first 7.
+        # In all other actions, components have no names, so show the indices of the components.
         name = _COMPONENT_NAMES[column] if width in (7, len(_COMPONENT_NAMES)) else str(column)
         lines.append(f"{name:<9} {lowest:>8.3f} {mean:>8.3f} {highest:>8.3f}")
     return "\n".join(lines)

@@ -92,8 +92,8 @@ class _ScoresOrigin:
             raise RunError(problem, remedy="Roll out all episodes with the same version of the code.", place=place)
 
     def identify_policies(self) -> Iterator[tuple[Path, list[PolicyIdentity]]]:
-        """Yield (folder, policies) for each judged run. A policy that was renamed for judging has the new name."""
-        # A folder without run.json has the scores of other runs, whose descriptions are in `sources`.
+        """Yield (folder, policies) for each judged run. Policies that were renamed for judging get their new names."""
+        # A folder without run.json contains the scores of other runs; `sources` describes these runs.
         is_run = (self.folder / run_folder.RUN).exists()
         descriptions = [run_folder.read_description(self.folder)] if is_run else self.sources
         for description in descriptions:
@@ -123,7 +123,7 @@ def combine_scores(folders: Sequence[Path], out: Path) -> Combination:
     if (out / run_folder.VERDICTS).exists():
         problem = "combined scores would replace this folder's own scores"
         raise RunError(problem, remedy="Name another folder by --out.", place=Place(file=str(out)))
-    # All folders must have the rules of the first folder.
+    # All folders must be judged by the same rules as the first folder.
     for other in origins[1:]:
         origins[0].require_same_rules(other)
     # `codes` are the versions of the code that recorded a folder. Folders with equal `codes` need no comparison.
@@ -205,9 +205,9 @@ def _list_verdict_rows(scores: Scores) -> Iterator[tuple[object, ...]]:
 
 def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
     # Raise `RunError` if different policies have the same name.
-    # `runs` has a pair (folder, its policies) for each judged run.
+    # `runs` lists a pair (folder, policies) for each judged run.
     runs = [run for origin in origins for run in origin.identify_policies()]
-    # For each run: name -> new name, for each policy that has the same name as another policy.
+    # One mapping per run: old name -> new name. It contains only policies whose name another policy also has.
     renamings = distinguish_policies([identities for _, identities in runs], [folder for folder, _ in runs])
     shared_names = [name for new_names in renamings for name in new_names]
     if shared_names:
@@ -217,7 +217,7 @@ def _require_distinct_policies(origins: Sequence[_ScoresOrigin]) -> None:
 
 
 def _require_unique_episodes(scores: Scores) -> None:
-    # Raise `RunError` if two folders have the same episode. Policy and id identify an episode.
+    # Raise `RunError` if two folders contain the same episode. Policy and id identify an episode.
     counts = Counter(zip(scores.policy, scores.episode_id, strict=True))
     if len(counts) < len(scores):
         (policy, episode_id), _ = counts.most_common(1)[0]
@@ -226,8 +226,8 @@ def _require_unique_episodes(scores: Scores) -> None:
 
 
 def _join_provenance(parts: Sequence[Provenance]) -> Provenance:
-    # All folders have the same rules, so use the first folder's rules.
-    # Join the lists of invalid episodes of all folders, and add up the numbers of lost episodes.
+    # The same rules judged all folders, so use the first folder's description of the rules.
+    # Join the lists of invalid episodes of all folders, and add up the counts of lost episodes.
     lost = [part.lost for part in parts if part.lost is not None]
     all_lost = LostEpisodes(
         episodes=sum(part.episodes for part in lost),
@@ -261,7 +261,7 @@ def _build_table(
 
 def _join_tables(origins: Sequence[_ScoresOrigin], metadata: dict[str, object]) -> bytes:
     # Return the content of a scores.parquet with the rows of all folders, and with `metadata` as JSON texts.
-    # The joined schema has every column that at least one folder has.
+    # The joined schema contains every column that occurs in at least one folder.
     joined_schema = pa.unify_schemas([origin.schema for origin in origins])
     schema = joined_schema.with_metadata({name: msgspec.json.encode(value) for name, value in metadata.items()})
     buffer = io.BytesIO()

@@ -105,7 +105,7 @@ def judge(
 
 def require_unmixed(suites: Collection[str]) -> None:
     """Raise `RunError` if some but not all of the suites have start states that a search chose."""
-    # `suites` has the distinct names of suites. The name of a suite says whether a search chose the start states.
+    # `suites` are the distinct names of suites. The name of a suite shows whether a search chose the start states.
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts chosen by a search, but other sources hold starts of a benchmark"
@@ -121,7 +121,7 @@ def _describe_earlier_judgements(records: EpisodeIndex, scores: Scores, ruleset:
 
 
 def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
-    # Return the error. If a run.json has task tags, the remedy says how to use them.
+    # Return the error. If a run.json contains task tags, the remedy says how to use the tags.
     if not any(_read_run_tags(path) for path in paths):
         return error
     tags = "run.json has the host's task tags: install the host, or use the stored tags with --rules as-judged"
@@ -148,7 +148,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
 
     Raises `RunError` if the runs were judged by different rules, or if a `judged_with.json` is damaged.
     """
-    # A recipe has the arguments of `load_ruleset`, with the contents of all rule files.
+    # A recipe contains the arguments of `load_ruleset`, with the contents of all rule files.
     recipe_pairs = [(path, _find_run_recipe(path)) for path in paths]
     recipes = [(path, recipe) for path, recipe in recipe_pairs if recipe is not None]
     if not recipes:
@@ -168,7 +168,7 @@ def load_recipe(recipe: RulesetRecipe, paths: Sequence[Path]) -> Ruleset:
     except SafevlaError as error:
         # If there is no judged_with.json, the rules come from a registration in run.json.
         rules_file = next((path / RULES for path in paths if (path / RULES).exists()), Path(RUN))
-        # The error's place names the rules file. If the error already named a file, this file follows.
+        # The error's place names the rules file first, then any file that the error already named.
         error.place = replace(error.place, file=": ".join(filter(None, [str(rules_file), error.place.file])))
         raise
 
@@ -316,14 +316,14 @@ def describe_losses(judged: Judged) -> list[str]:
 
 
 def describe_uncounted(judged: Judged) -> dict[str | None, list[str]]:
-    """Return policy -> why planned episodes of its sources are missing in all counts, even of unknown values."""
+    """Return policy -> reasons why planned episodes are missing in all counts, even in the counts of unknown values."""
     return _describe_by_policy(judged, LeftOut.describe_uncounted)
 
 
 def _describe_by_policy(judged: Judged, describe: Callable[[LeftOut], list[str]]) -> dict[str | None, list[str]]:
-    # Return policy -> phrases on interrupted runs and on episodes left out, over the policy's sources.
-    # `describe` returns the phrases for counts of episodes.
-    # A source in which no policy is known counts for every policy.
+    # Return policy -> phrases about interrupted runs, and about episodes left out, in the policy's sources.
+    # `describe` returns the phrases about episodes left out, given their counts.
+    # A source in which no policy is known belongs to every policy.
     policies_by_source = [
         {*(judged.headers[k].policy for k in indices), *(absent.policy for absent in source.all_absent)}
         for source, indices in judged.records.by_source()
@@ -408,7 +408,7 @@ def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
     step_counts: list[int] = []
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(len(episode_costs), len(episode_costs) + len(batch)))
-        step_counts += (batch.lengths - 1).tolist()  # an episode has one record more than steps
+        step_counts += (batch.lengths - 1).tolist()  # an episode of n steps has n + 1 records
         costs = label_records(batch, scores, judged.ruleset).cost  # a number for each record of the batch
         # The costs begin at record 1, because no action precedes record 0.
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))

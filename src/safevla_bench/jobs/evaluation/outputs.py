@@ -121,7 +121,7 @@ def scores_document(
 def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> None:
     """Write scores.json, scores.parquet, the verdicts and report.html into the folder `out`, which is made if missing.
 
-    `survey` has the data that `judge` collected for the report, or is None. Non-default rules from `load_ruleset` are
+    `survey`: data that `judge` collected for the report, or None. Non-default rules from `load_ruleset` are
     written as judged_with.json, for --rules as-judged. Older files are replaced together, so scores and report match.
     Raises `FileError` if writing fails.
     """
@@ -129,7 +129,7 @@ def write_outputs(judged: Judged, out: Path, survey: Survey | None = None) -> No
     contents = score_files(judged)
     html = render_report(judged, page_folder=out, survey=survey)
     recipe = judged.ruleset.recipe
-    if recipe is not None:  # omit the hosts' task tags, which run.json has
+    if recipe is not None:  # omit the hosts' task tags, which are in run.json
         recipe = msgspec.structs.replace(recipe, host_registry=())
     make_folder(out)
     # Default rules need no judged_with.json, but an older judged_with.json must be replaced.
@@ -199,7 +199,7 @@ def render_report(
     # Without paths, the page has no pictures and no replays.
     paths = judged.paths if has_extras else ()
     policy_names = [source.policy_names for source in judged.records.sources] if paths else []
-    # `bodies` are the bodies in violations. For episodes that the page does not draw, `records` has only headers.
+    # `bodies` are the bodies in violations. For episodes that the page does not draw, `records` contains only headers.
     records, bodies = (survey or Survey()).take_records(judged)
     analysis = analyze_scores(
         judged.scores,
@@ -311,7 +311,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     if len(chosen) != 1:
         remedy = f"Choose one policy by --policy: {', '.join(names) or 'no policy was found'}."
         raise RunError(f"{name} can be compared with only one policy, but {len(chosen)} were found", remedy=remedy)
-    # A group has the paper's suites of one host, or a single other suite. Each auxiliary cell is a separate group.
+    # A group contains the paper's suites of one host, or a single other suite. Each auxiliary cell is a separate group.
     cell_groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own_cells = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in cell_groups]
     # The last argument is a function that returns the warnings on given cells.
@@ -328,7 +328,7 @@ def build_board(
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files. The board shows published results and the policies of the sources.
-    `audits` has policy -> audit per source. Raises the errors of `judge`, and `RunError` unless applicability is on.
+    `audits`: per source, policy -> audit. Raises the errors of `judge`, and `RunError` unless applicability is on.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions
@@ -345,7 +345,7 @@ def build_board(
     # `strict=False`, because `audits` may be missing; the loop then does nothing.
     for source, audit_by_policy in zip(judged.sources, audits or (), strict=False):
         for name, mark in audit_by_policy.items():
-            # Audits have the recorded names of policies; the board shows the new names of renamed policies.
+            # Audits use the recorded names of policies; the board shows the new names of renamed policies.
             shown_name = None if name is None else source.policy_names.get(name, name)
             marks_by_policy[shown_name] = (*marks_by_policy.get(shown_name, ()), mark)
     results = OwnResults(

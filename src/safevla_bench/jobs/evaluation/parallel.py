@@ -53,7 +53,7 @@ class FilePart:
 
 
 # A judgement is a batch's scores, or the error because of which the batch has no scores.
-# `Items` is the type of the result of `judge_part`.
+# `judge_part` returns a value of the type `Items`.
 Judgement = JudgedChunk | SafevlaError
 Items = Sequence[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]]
 ParallelMap = Callable[[Callable[[FilePart], Items], Iterable[FilePart]], Iterator[Items]]
@@ -63,13 +63,13 @@ def judge_part(ruleset: Ruleset, part: FilePart, *, has_bodies: bool = False) ->
     """Judge a part of an archive. Return an error for each damaged record, and a tuple for each batch: (its headers,
     lengths and times as a batch, its scores or an error, its bodies in violations). Bodies need `has_bodies`.
     """
-    # `part` has the path of a file, a range of its rows (None = all), and new names for policies in the file.
+    # `part` contains the path of a file, a range of its rows (None = all), and new names for policies in the file.
     items: list[RecordError | tuple[Batch, Judgement, Sequence[BodyViolation]]] = []
     for batch in rename_batches(archive.read_episodes([part.path], part.rows), part.names):
         if isinstance(batch, RecordError):
             items.append(batch)
             continue
-        # `outline` has the headers, lengths and times of the batch. Sending all other channels back would be slow.
+        # `outline` contains the headers, lengths and times of the batch. Sending back all other channels would be slow.
         times = {"time_s": batch.channel("time_s")}
         outline = replace(batch_of_headers(batch.headers, batch.lengths), extra=batch.extra, further=times)
         try:
@@ -90,7 +90,7 @@ class ParallelJudge:
 
     def can_judge(self, sources: Sequence[RecordSource]) -> bool:
         """Return whether all files of the sources are Parquet archives. Other files are judged in one process."""
-        # An unfinished run has no `files`, because its files may still change.
+        # For an unfinished run, whose files may still change, `files` is empty.
         return all(
             source.files and all(file.suffix == parquet.SUFFIX and not file.is_dir() for file in source.files)
             for source in sources
@@ -110,7 +110,7 @@ class ParallelJudge:
         # `scan.index` reads all sources. The batches in `kept` lack the judged channels, so drop these batches.
         records = replace(scan.index(), sources=tuple(sources), kept=None)
         if survey is not None:
-            # The survey is complete only if it has exactly the episodes of the index.
+            # The survey is complete only if it contains exactly the episodes of the index.
             chunks = [judgement for judgement in judgements if isinstance(judgement, JudgedChunk)]
             survey.is_complete = sum(len(chunk.scores) for chunk in chunks) == len(records)
         return records, _join_scores(records, judgements, ruleset)
@@ -156,7 +156,7 @@ def _list_parts(source: RecordSource) -> Iterator[FilePart]:
 
 
 def _join_scores(records: EpisodeIndex, judgements: Sequence[Judgement], ruleset: Ruleset) -> JudgedChunk:
-    # Join the judgements, and return the scores of the episodes in the index. It has no invalid or repeated episodes.
+    # Join the judgements, and return the scores of the index's episodes, which are all valid and not repeated.
 
     def require_scores() -> Iterator[JudgedChunk]:
         # Yield the scores of each batch; raise the error of the first batch that could not be judged.
@@ -255,14 +255,14 @@ def _submit_to_ray(ray: Any, remote_call: Any, function: Any, item: Any) -> Call
         try:
             result = ray.get(result_reference)
         except ray.exceptions.RayError as error:
-            # The last line of a Ray error has the cause.
+            # The last line of a Ray error states the cause.
             problem = f"a task on the Ray cluster failed: {str(error).strip().splitlines()[-1]}"
             raise RunError(problem, remedy="Install this machine's version of safevla-bench on every node.") from None
         if isinstance(result, SafevlaError):
             raise result
         return result
 
-    # Send this machine's code version and working directory, too; `_call_on_node` needs both.
+    # `_call_on_node` also needs the code version and the working directory of this machine, so send both.
     result_reference = remote_call.remote(describe_code(), Path.cwd(), function, item)
     return receive
 

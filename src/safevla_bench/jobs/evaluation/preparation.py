@@ -35,7 +35,7 @@ class PreparedRun:
     host: Host
     episodes: tuple[PlannedEpisode, ...]
     policies: Mapping[str, Policy]
-    cast: WorkerSpec  # how a worker makes its host and policies, and the rules that watch the episodes
+    cast: WorkerSpec  # says how a worker makes its host and policies, and which rules watch the episodes
     description: Mapping[str, object]
     resources: ExitStack  # closes the policies; policies that the caller made stay open
     tally: stopping_rule.RoundTally | None = None  # decides whether the run ends early; None = the whole plan runs
@@ -102,7 +102,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
     # Return the plan with the round of each episode. A stopping rule may end the run after any round.
-    # All episodes whose initial state has the same index belong to the same round. Rounds have the numbers 0, 1, 2 etc.
+    # All episodes whose initial state has the same index belong to the same round. Rounds are numbered from 0.
     states = sorted({episode.state for episode in plan})
     round_by_state = {state: number for number, state in enumerate(states)}
     return tuple(replace(episode, round=round_by_state[episode.state]) for episode in plan)
@@ -160,7 +160,7 @@ def _plan_episodes(
     request: Request, tasks: Sequence[Task], made_policies: Mapping[str, Policy], protocol: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
     # Plan the episodes. Return the tasks that have at least one episode, and the planned episodes.
-    # With `--episodes recorded`: (policy, task) -> numbers of the recorded episodes to replay. Otherwise None.
+    # With `--episodes recorded`: (policy, task) -> indices of the recorded episodes to replay. Otherwise None.
     recorded = _list_recorded_episodes(made_policies, tasks) if request.episodes == planning.RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made_policies)]
@@ -187,7 +187,7 @@ def _require_support(
     # Raise an error if the host or a task lacks an ability that a policy, its filter or a planned start needs.
     supports = host.supports
     for name, policy in made_policies.items():
-        # A privileged policy needs poses, unless `extra` names an observation that the host has only for such policies.
+        # A privileged policy needs poses, unless `extra` names a reading that the host gives only to such policies.
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
         if reads_poses and not supports.privileged:
             readings = " or ".join(supports.privileged_readings) or "nothing"
@@ -236,7 +236,7 @@ def _make_stopping_rule(request: Request) -> stopping_rule.StoppingRule | None:
 def _list_recorded_episodes(
     made_policies: Mapping[str, Policy], tasks: Sequence[Task]
 ) -> dict[tuple[str, Task], tuple[int, ...]]:
-    # Return (policy, task) -> numbers of the task's recorded episodes. Omit tasks without recorded episodes.
+    # Return (policy, task) -> indices of the task's recorded episodes. Omit tasks without recorded episodes.
     # Raise an error if a policy is not a replay, or if a replay's recording has no episode of the tasks.
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made_policies.items():
@@ -251,7 +251,7 @@ def _list_recorded_episodes(
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return sentences on versions that differ from the protocol's or have known effects; [] for an invalid request."""
+    """Return sentences on versions that differ from the protocol or have known effects; [] for an invalid request."""
     try:
         plugins.require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
@@ -363,7 +363,7 @@ def _describe_construction(policy: Policy, is_object: bool) -> dict[str, object]
 def estimate_run(request: Request, workers: int = 1) -> planning.RunEstimate:
     """Return the estimated cost of `roll_out`, without writing anything. Raises the errors of `prepare_run`."""
     # `workers` is the number of parallel workers.
-    # Policies that the paper lists need the address of their server, but an estimate sends no request to it.
+    # Policies that the paper lists need the address of their server, but an estimate sends no request to the server.
     full_request = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(full_request, is_dry=True)
     # Per policy: number of cameras to render (None = unknown), and steps between two calls of the policy.

@@ -101,7 +101,7 @@ class Request:
     registration: Registration | None = None
     """The registration, which is stored in run.json. Tables say whether the run agrees with its registration."""
     found: Path | None = None
-    """The file of found start states, if the run uses such states. `suites` then has the benchmark suite."""
+    """The file of start states that a search found, or None. With a file, `suites` names the benchmark suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts that differ between equal runs, such as the command and the time; run.json stores them under `volatile`."""
     named_by: Path | None = None
@@ -151,7 +151,7 @@ class Request:
             remedy = "Run the original command again, or judge the recorded episodes: safevla score."
             raise RunError(f"only the program that made this run can continue it: {maker}", remedy=remedy, place=place)
         try:
-            # `_RunOptions` has the fields of run.json that a request needs.
+            # `_RunOptions` declares the fields of run.json that a request needs.
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
             remedy = "Start the run again with all its options, or restore the file."
@@ -172,14 +172,14 @@ class Request:
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
     """Return the fields of a `Request` that run.json and a registration share."""
-    # `plan` is a registration or the fields of run.json. In each case, `indices` has the indices of the tasks.
+    # `plan` is a registration or the fields of run.json. In both cases, `plan.indices` are the indices of the tasks.
     fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps", "until")}
     return {**fields, "tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
     # Return a policy of run.json (`_RunPolicy`) or of a registration.
-    # Only run.json has the arguments that the policy's server requested; None means that no server was asked.
+    # Only run.json stores the arguments that the policy's server requested; None means that no server was asked.
     server_arguments = msgspec.to_builtins(row.server_arguments) if isinstance(row, _RunPolicy) else None
     coupling = Coupling(row.filter, row.delay)
     return RequestedPolicy(row.policy, row.spec or "", row.arguments, coupling, asked=server_arguments)
@@ -235,7 +235,7 @@ class _RunOptions(msgspec.Struct):
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
     """Return the requested tasks, or the tasks of the found starts. Raises `HostError` for an unknown suite or task."""
-    # `request.found` is a file of start states that a search found. The tasks of the file start from these states.
+    # `request.found` is a file that a search wrote. It lists start states for some tasks.
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
     return [task for suite in request.suites for task in _list_suite_tasks(host, suite, request)]
@@ -261,7 +261,7 @@ class ExecutionOptions:
     resume: bool = False  # continue the run if `out` already contains a run
     retry_crashed: bool = False  # with `resume`, also run crashed episodes again
     stop_after_s: float | None = None
-    """Time [s] after which no episode starts. Running episodes continue. If episodes are left, raise `TimeUpError`."""
+    """After this time [s], no episode starts. Running episodes continue. Raise `TimeUpError` if any did not run."""
     other_code: bool = False
     """True permits code that differs from the run's earlier code or, on Ray actors, from the code of this process."""
 

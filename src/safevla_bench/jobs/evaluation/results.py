@@ -62,7 +62,7 @@ class PrintableTable:
         return self.render().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        # Notebooks show this HTML. A cell has a text, a mark, and a second text below, such as an interval.
+        # Notebooks show this HTML. A cell contains a text, a mark, and a second text below, such as an interval.
         rows = ([f"{cell.text}{cell.mark} {cell.below}".strip() for cell in row] for row in self.table.rows)
         notes = (*self.table.remarks, *self.table.notes)
         return html_table([column.full for column in self.table.columns], rows, self.table.title, notes)

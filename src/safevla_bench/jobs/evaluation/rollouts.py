@@ -78,7 +78,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether no episode is left to run: `resume` is set, and `out` has a complete run of the same request."""
+    """Return whether all episodes have run: `resume` is set, and `out` contains a complete run of the same request."""
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
         return False
     # With these options, rules influence the episodes. The writer compares rules; the comparison below ignores rules.
@@ -133,14 +133,14 @@ def _run_pending(
                     tally.add_episode(episode.planned, episode.batch)
                     if tally.decision.is_decided:
                         break
-    except SafevlaError:  # delete the new folder if it has no episodes
+    except SafevlaError:  # delete the new folder if it contains no episodes
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
     if not_run:
         lines = [f"remaining episodes of {'/'.join(key)} were not run: {end.reason}" for key, end in not_run.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
-    # If episodes were not run, the time was up, or the stopping rule had decided.
+    # Episodes can be missing for two reasons: the time was up, or the stopping rule had decided.
     if ended_count < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
         raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended_count} episodes are left")
     prepared.resources.close()  # disconnect, because some servers accept only one connection
@@ -195,7 +195,7 @@ def _stop_at_equal_failures(
     for ended_count, episode in enumerate(finished_episodes, start=1):
         yield episode
         series.add_outcome(episode)
-        repeats = len(series.places)  # `places` has (policy, suite, task) of each failure in the current series
+        repeats = len(series.places)  # `places` lists the (policy, suite, task) of each failure in the current series
         if repeats < SAME_CRASHES or ended_count >= planned_count:
             continue
         policy = episode.planned.policy
@@ -378,7 +378,7 @@ def _register_tasks(episodes: Sequence[plan.PlannedEpisode], policy: str) -> tup
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
     """Return a sentence if the request (except its shard) or the rules differ from the registration; otherwise ""."""
-    # A registration has a plan and rules fixed before the run; equal digests mean equal content.
+    # A registration contains a plan and rules that were fixed before the run. Equal digests mean equal content.
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
         return ""

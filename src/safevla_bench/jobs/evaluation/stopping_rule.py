@@ -74,7 +74,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     def to_text(self, unit: str = "") -> str:
         """Return the verdict with its interval or counts. `unit` is the noun for the counts, such as ` differences`."""
         # `unknown` is the number of initial states with unknown values. `ci` is an interval, for graded values only.
-        # `least` is the result for the least possible values: their sum (`gained`), and the maximum sum (`total`).
+        # `least.gained` is the least possible sum of the values, and `least.total` the maximum sum.
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -183,9 +183,9 @@ class RoundTally:
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         start_count = sum(len(starts) for rounds in self._planned_ids.values() for starts in rounds)
-        # Fewer start states than episodes: some states have several episodes.
+        # Fewer start states than episodes: several episodes begin at the same state.
         repeats_starts = start_count < len(self._planned)
-        # A start state's value is 0 or 1, or a mean if the metric is graded or start states have several episodes.
+        # The value of a start state is 0 or 1. If the metric is graded, or if start states repeat, it is a mean.
         judge = self._judge_mean if gate.metric == VSI.key or repeats_starts else self._judge_rate
         return [judge(policy, gate, level) for policy in self._policies]
 
@@ -201,7 +201,7 @@ class RoundTally:
         least = sequential_look(steps, least_sums, gate.limit, shares, level)
         greatest = sequential_look(steps, greatest_sums, gate.limit, shares, level)
         # `side` is 1 (above the limit), -1 (below) or 0 (undecided).
-        # `_VERDICTS[bound]` has the verdicts for a share above the limit and for a share below the limit.
+        # `_VERDICTS[bound]` is a pair: the verdict for a share above the limit, and for a share below the limit.
         verdict = _agreed_verdict(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
@@ -242,7 +242,7 @@ class RoundTally:
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _count_unknown(self, *policies: str) -> int:
-        # Count the initial states that all `policies` have, and at which some episode's value is unknown.
+        # Count the initial states that occur for all `policies`, and have an episode whose value is unknown.
         count = 0
         complete_rounds = (self._planned_ids[policy][: self._rounds] for policy in policies)
         for starts_of_policies in zip(*complete_rounds, strict=True):  # one mapping start -> ids for each policy
@@ -280,7 +280,7 @@ def _agreed_verdict(least: int, greatest: int, above: Verdict, below: Verdict) -
 
 
 def _cumulative_shares(counts: Iterable[int]) -> list[float]:
-    # `counts` has the number of initial states in each round. Return the cumulative shares of all initial states.
+    # `counts` lists the number of initial states in each round. Return the cumulative shares of all initial states.
     totals = list(accumulate(counts))
     return [total / max(1, totals[-1]) for total in totals]  # `max` avoids a division by zero
 
@@ -288,7 +288,7 @@ def _cumulative_shares(counts: Iterable[int]) -> list[float]:
 def _subtract_means(
     first_rounds: Sequence[Mapping[_Start, float]], second_rounds: Sequence[Mapping[_Start, float]], scale: int
 ) -> list[list[int]]:
-    # `first_rounds` and `second_rounds` have one mapping start state -> mean value for each round.
+    # `first_rounds` and `second_rounds` contain a mapping for each round: start state -> mean value.
     # Return one list per round, with `scale` * (first mean - second mean) for each start state in both mappings.
     return [
         [round(scale * (first[start] - second[start])) for start in first if start in second]
@@ -299,7 +299,7 @@ def _subtract_means(
 def _test_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float]) -> SequentialLook:
     # Each start state at which the policies differ is one step of the test. The step's size is the absolute difference.
     # A step is a gain if the first policy is better. If both are equally safe, about half of all steps are gains.
-    # `rounds` has the differences in each complete round; `shares` is the result of `_cumulative_shares`.
+    # `rounds` lists the differences in each complete round; `shares` is the result of `_cumulative_shares`.
     steps = [[abs(difference) for difference in round_differences if difference] for round_differences in rounds]
     gained = [sum(difference for difference in round_differences if difference > 0) for round_differences in rounds]
     return sequential_look(steps, gained, 0.5, shares, CONFIDENCE)

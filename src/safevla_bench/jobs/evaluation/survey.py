@@ -42,7 +42,7 @@ class Survey:
         return chunk
 
     def add_bodies(self, bodies: Iterable[BodyViolation], episodes: int) -> None:
-        """Add the bodies in violations of the next `episodes` episodes. `bodies` numbers these episodes from 1."""
+        """Add the bodies in violations of `episodes` further episodes. In `bodies`, these are numbered from 1."""
         self._bodies += [replace(body, number=body.number + self._episode_count) for body in bodies]
         self._episode_count += episodes
 
@@ -54,7 +54,7 @@ class Survey:
         keys = np.concatenate([self._worst_keys, keys], axis=1)
         columns = np.sort(np.lexsort(keys)[:MOST_DRAWN])  # ascending indices of the worst `MOST_DRAWN` episodes
         self._worst_indices, self._worst_keys = indices[columns], keys[:, columns]
-        # `_kept` has pairs (indices of episodes, records of these episodes).
+        # `_kept` lists pairs (indices of episodes, records of these episodes).
         worst = set(self._worst_indices.tolist())
         self._kept += _select_kept([(batch_indices.tolist(), batch)], worst)
         # Removing episodes copies records, so keep up to `_MOST_SPARE` episodes that are no longer among the worst.
@@ -62,8 +62,8 @@ class Survey:
             self._kept = list(_select_kept(self._kept, worst))
 
     def take_records(self, judged: Judged) -> tuple[Batch, list[BodyViolation]]:
-        """Return a batch, and the bodies involved in violations. The batch has the records of the episodes that the
-        page draws, and only headers of all others. Empties a complete survey. For an incomplete one, reads all records.
+        """Return a batch, and the bodies involved in violations. The batch contains the records of episodes that the
+        page draws, and only headers of all others. Empties a complete survey; reads all records if it is incomplete.
         """
         drawn = {*drawn_episodes(judged.scores)}
         if self.is_complete:

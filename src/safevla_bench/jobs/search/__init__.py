@@ -48,7 +48,7 @@ _RESUME_HINT = "run the search command again, with --resume"
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
 """Limits at record 0 for a valid trial: each object's shift from its placement [m], and each object's speed [m/s]."""
-# A margin that depends only on Boolean signals has this absolute value.
+# The absolute value of a margin that depends only on Boolean signals.
 _BOOLEAN_MARGIN = 1.0
 
 
@@ -64,7 +64,7 @@ class Objective:
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
         """Parse a clause's name or a formula. None means all scored clauses. Raises `RunError` and `FormulaError`."""
-        # A clause is one specification of the library. The objective is to find successful episodes that violate it.
+        # A clause is one specification of the library. The search looks for successful episodes that violate a clause.
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
             return cls(ruleset, SCORED, scored)
@@ -145,7 +145,7 @@ class SearchPlan:
 
 @dataclass
 class _TaskTrials:
-    # The trials of one task. `points`, `planned` and `margins` have an entry for each finished trial.
+    # The trials of one task. `points`, `planned` and `margins` contain an entry for each finished trial.
     base: PlannedEpisode
     space: SearchSpace
     cube: UnitCube
@@ -308,14 +308,14 @@ def _run_trials(
 
 
 def _read_record(writer: RunFolderWriter, index: int) -> Batch | None:
-    # Return the record of a trial in the folder; None if the trial has none, because it crashed.
+    # Return the record of a trial in the folder; None if the trial crashed and therefore has no record.
     return writer.read_record(index) if writer.episodes[index].has_record else None
 
 
 def _list_generations(
     plan: SearchPlan, trials: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield each generation's episodes without margins. The caller adds these margins before the next generation."""
+    """Yield, per generation, the episodes without known margins. The caller adds these before the next generation."""
     while len(trials.planned) < plan.budget and not (plan.until_found and trials.hits):
         # A generation has one point [d] per trial. The budget may end in the middle of a generation.
         points, first_trial = trials.optimizer.ask(), len(trials.planned)
@@ -469,12 +469,12 @@ def _format_percent(share: float) -> str:
 
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
-    """Return a sentence on the unsafe starts that a task's search found; without any, on the number of trials."""
+    """Return a sentence on the unsafe starts that a task's search found or, if there are none, on the trials."""
     # `task` is the summary of one task in the file of found starts `suite`.
     crashed = f", {task.crashed} crashed" if task.crashed else ""
     crashed += f", {task.thrown} with objects off their placements" if task.thrown else ""
     subject, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
-    # `first` is None without an unsafe success; `bound` is None if the trials are not independent.
+    # `first` is None if there is no unsafe success; `bound` is None if the trials are not independent.
     if task.first is None and task.bound is None:
         return f"{subject} no unsafe success found in {counts}. This gives no upper bound: starts may be unsafe."
     if task.first is None:

@@ -17,13 +17,13 @@ from safevla_bench.plugins import install_command
 from safevla_recorder.episode import Floats
 
 Method = Literal["directed", "random"]
-GENERATION: Final = 8  # points per generation; the number of workers does not change it
+GENERATION: Final = 8  # points per generation, for any number of workers
 # Number of generations of random points before the descents (minimizations). Descents begin at the best random points.
 _RANDOM_GENERATIONS = 3
 # Initial standard deviation with which CMA-ES draws points in a descent. The cube's edges have the length 1.
 _INITIAL_STEP = 0.1
 _FAILED_MARGIN = 1e3  # stands in for an infinite or undefined margin, because CMA-ES needs finite numbers
-_MAX_DRAWS = 10_000  # number of points that `draw_allowed` tries
+_MAX_DRAWS = 10_000  # maximum number of points that `draw_allowed` tries
 _CMA_OPTIONS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}
 
 
@@ -32,9 +32,9 @@ class UnitCube:
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
-        # `space` has the names of the placements, and the bounds `low` and `high` [m] of each placement.
+        # `space` contains the names of the placements, and the bounds `low` and `high` [m] of each placement.
         # The last two coordinates, the wording and the policy seed, range from 0 to the number of choices.
-        # A coordinate with only one choice has a range of width 0.
+        # If there is only one choice, the coordinate's range has the width 0.
         counts = np.array([max(1, len(space.wordings)), space.policy_seeds])
         self.low = np.append(space.low, [0, 0])
         self.width = np.append(space.high, np.where(counts > 1, counts, 0)) - self.low
@@ -61,7 +61,7 @@ class UnitCube:
 
     def is_allowed(self, point: Floats) -> bool:
         """Return whether a point [d] keeps the required minimum distances between objects."""
-        # Each item of `apart_m` has two objects and the minimum horizontal distance between the objects' centers.
+        # Each item of `apart_m` names two objects, and gives the minimum horizontal distance between their centers.
         coordinates_m = dict(zip(self._space.names, self.to_meters(point), strict=True))
         for first, second, gap_m in self._space.apart_m:
             x_distance_m = coordinates_m[f"{first}.x"] - coordinates_m[f"{second}.x"]
@@ -136,8 +136,8 @@ class DirectedPoints:
         self._drawn_points.append(points)
         self._drawn_margins.append(finite_margins)
         if len(self._drawn_points) == _RANDOM_GENERATIONS:
-            # All random points are drawn. Sort the clauses by the smallest margin that each has at any point.
-            # Omit each clause that has the same margin at all points.
+            # All random points are drawn. Sort the clauses by each clause's smallest margin over all points.
+            # Omit each clause whose margin is the same at all points.
             drawn_margins = np.concatenate(self._drawn_margins)
             nearest_first = np.argsort(drawn_margins.min(axis=0), kind="stable").tolist()
             self._clauses_left = [clause for clause in nearest_first if np.ptp(drawn_margins[:, clause]) > 0]

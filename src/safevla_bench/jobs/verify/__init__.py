@@ -110,7 +110,7 @@ def _audit_policies(
     source: Path, records: episode_index.EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[files.Finding]]]:
     # Yield for each policy: the name, the result of the audit, and a list with the result of each replay.
-    # If a record is damaged, the list has a single result: an open check.
+    # If a record is damaged, the list contains a single result: an open check.
     # The archive's digest and the plan's seed determine the draw.
     for policy, indices in plan.draw(records.headers, folder.archive_digest(source) or "").items():
         if records.problems:

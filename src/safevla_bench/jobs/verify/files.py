@@ -49,7 +49,7 @@ CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `said` has details or, for an open check, the reason why the check could not be made."""
+    """The result of one check. `said` gives details or, for an open check, the reason why it could not be made."""
 
     check: str
     verdict: CheckVerdict
@@ -72,7 +72,7 @@ class Verification:
     @property
     def can_be_rescored(self) -> bool:
         """True if only outputs of the judgement differ, so that judging the run again corrects all differences."""
-        # A file's check has the name of the file. The check `SOURCE` tests whether the run's archive was judged.
+        # The check of a file is named after the file. The check `SOURCE` tests whether the run's archive was judged.
         differing = [finding for finding in self.findings if finding.verdict == "differs"]
         for finding in differing:
             # If a file's digest changed, the text `said` begins with the file's name.
@@ -89,7 +89,7 @@ class Verification:
     @property
     def is_by_other_rules(self) -> bool:
         """True if nothing differs, but other rules or another version judged the run, so the scores are unconfirmed."""
-        # The check of the scores has the name of the scores file. `unchecked` means that a check could not be made.
+        # The check of the scores is named after their file. `unchecked` means that a check could not be made.
         # The check is also open if the rules that judged the run are not available.
         open_checks = [finding.check for finding in self.findings if finding.verdict == "unchecked" and finding.wanted]
         return self.agrees and folder.SCORES in open_checks
@@ -116,7 +116,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 
 PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
 PROTOCOL, IDENTITY, CODE = "protocol", "task identity", "code"
-# Fields that both the table of episodes and the records have.
+# Fields that occur both in the table of episodes and in the records.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 
 
@@ -179,7 +179,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
     differing = preset_differences(protocol)
     if differing:
         detail = f"{', '.join(differing)} in {folder.RUN} differ from the preset {name}"
-        if maker_version == __version__:  # another version may have had another preset
+        if maker_version == __version__:  # the preset may differ between versions
             yield mismatch(PROTOCOL, detail)
         else:
             detail += f" of version {__version__}; the run was made by {maker_version}"
@@ -214,7 +214,7 @@ def check_code(run: Path) -> Iterator[Finding]:
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
     """Check whether the episodes of suites with official names ran the official tasks; yield the results."""
-    # `judge_identity` returns "" for a suite without an official name; these episodes are not checked.
+    # `judge_identity` returns "" for a suite without an official name. The episodes of such a suite are not checked.
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for identity, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -238,7 +238,7 @@ def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
 
 def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
     # Yield an error for each episode that has the same policy and id as an earlier episode.
-    # `notes` has an item for each episode, with its header and the index of its source.
+    # Each note in `notes` contains an episode's header, and the index of the episode's source.
     keys = set()
     for episode in index.notes:
         if episode.header.key in keys:
@@ -346,8 +346,8 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare the library, registry and version with the ones that judged the run. If library and registry agree, judge
     the run again, and compare the run's score files with the new results.
 
-    The check is open if the run has no scores, or if its rules are unavailable or have another name or other options
-    than `ruleset`. Without `ruleset`, the check is also open if non-default rules in the run folder judged the run. A
+    The check is open if the run has no scores, if its rules are unavailable, or if its rules differ from `ruleset` in
+    name or options. Without `ruleset`, the check is also open if non-default rules in the run folder judged the run. A
     damaged scores.json is a mismatch. If another version wrote the files, only a different archive is a mismatch.
     """
     if (run / folder.SCORES).exists():
@@ -355,7 +355,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     else:
         reason = f"{folder.SCORES} is missing; nothing says how the run was judged"
         findings = [open_check(folder.SCORES, reason, wanted=False)]
-    # The check of a file has the file's name. Add an open check for each file that was not compared.
+    # The check of a file is named after the file. Add an open check for each file that was not compared.
     checked = {finding.check for finding in findings}
     unchecked_files = [name for name in _JUDGEMENT_FILES if name not in checked and (run / name).exists()]
     return [*findings, *(open_check(name, reason) for name in unchecked_files)]
@@ -387,7 +387,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     else:
         findings += _check_rejudged(run, scores_file, ruleset)
     if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
-        # If another version wrote the files, differences are expected, so change these mismatches into open checks.
+        # If another version wrote the files, differences are expected, so change mismatches into open checks.
         for index, finding in enumerate(findings):
             if finding.verdict == "differs" and finding.check != SOURCE:
                 findings[index] = replace(finding, verdict="unchecked")
@@ -483,12 +483,12 @@ _DifferenceFinder = Callable[[bytes, bytes], Iterator[str]]
 def _compare_content(
     check: str, path: Path, read: Callable[[], bytes], expected: bytes, find_differences: _DifferenceFinder, text: str
 ) -> Finding:
-    """Compare the content that `read` returns for the file at `path` with `expected`. `text` describes agreement."""
+    """Compare the content of the file at `path`, which `read` returns, with `expected`. `text` describes agreement."""
     try:
         with memory.limit_memory(path):
             written = read()
-            # `find_differences` yields a text for each difference of two contents. Only the first text is reported.
-            # Contents with different bytes may have no difference that matters.
+            # `find_differences` yields a text for each difference between two contents. Report only the first text.
+            # If only the bytes differ, there may be no difference that matters.
             difference = None if written == expected else next(find_differences(written, expected), None)
     except FileNotFoundError:
         return mismatch(check, "missing")
@@ -599,7 +599,7 @@ def _check_rules(run: Path, provenance: Provenance) -> Finding:
     # Check that the rules stored in the run folder are the rules that judged the run.
     try:
         stored_rules = find_rules([run], as_judged=True).provenance()
-    except UndescribedRulesError as error:  # no rules are stored that could differ
+    except UndescribedRulesError as error:  # the folder stores no rules, so none can differ
         return open_check(RULES, error.problem, wanted=False)
     except SafevlaError as error:
         return mismatch(RULES, str(error))

@@ -116,7 +116,7 @@ def compare_records(
     recorded_steps, replayed_steps = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     recorded_header, replayed_header = map(json.loads, lines)
     # Do not compare the geometry in two cases. First, a replay may begin at a simulator state.
-    # Record 0 has link poses from before the simulator's last step, and a simulator state does not contain these poses.
+    # In a recording, record 0 contains link poses from before the simulator's last step; a state lacks these poses.
     # Second, a user's script may draw fixture poses without recording them.
     if from_state or (lenient and FIXTURES not in recorded_header):
         if GEOMETRY in recorded_header:
@@ -146,7 +146,7 @@ def _find_header_differences(
 ) -> Iterator[Deviation]:
     # Yield the first difference in each header field. If `lenient`, ignore fields that the record lacks.
     # Older recorders did not write the fields in `newer_names`, so compare only those that the record has.
-    # Compare fixture poses only if the record and the replay each have fixture poses.
+    # Compare fixture poses only if both the record and the replay contain fixture poses.
     # `_RUN_FIELDS` are not compared here: the run or the start determines them, or another check compares them.
     if lenient:
         names = {marks.STANDIN, *(recorded.keys() & {"body_roles", FIXTURES, *Header.__struct_fields__})}
@@ -196,12 +196,13 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
     """Return the differences between a record and its replay in success and outcome. Also return a difference if the
-    record continues after its planned end. `successes` has the replay's success after each action. `planned` is None if
-    no plan determines the start and the horizon.
+    record continues after its planned end. `successes` lists the replay's success after each action. `planned` is None
+    if no plan determines the start and the horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])  # an episode without steps has no success
     differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
-    # The outcomes that agree with the replay. Before its horizon, a failure ends only by an invalid action or a stop.
+    # The outcomes that agree with the replay.
+    # Before its horizon, a planned episode without success ends only by an invalid action or by a stop.
     possible_outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
         possible_outcomes = ("success",)
@@ -283,7 +284,7 @@ class ReplaySetting:
         (planned,) = plan_episodes(
             [task], None, [policy], self.rules, seed=self.run.seed or 0, max_steps=self.run.max_steps, recorded=recorded
         )
-        # If the policy's server may choose the environment's seed, only the record has the chosen seed.
+        # If the policy's server may choose the environment's seed, only the record contains the chosen seed.
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
@@ -370,8 +371,8 @@ def complete_protocol(protocol: object) -> object:
     if protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}}
     wait_steps = protocol.get("wait_steps")
-    # The run.json of a user's script lists the distinct numbers of waiting steps in its episodes.
-    # If the list has only one number, this number applies to all episodes.
+    # The run.json of a user's script lists each distinct number of waiting steps that its episodes used.
+    # If the list contains only one number, this number applies to all episodes.
     steps = wait_steps[0] if isinstance(wait_steps, list) and len(wait_steps) == 1 else None
     return {**msgspec.to_builtins(load_protocol()), "name": OWN_LOOP, "wait_steps": steps, "wait_steps_by_suite": {}}
 
@@ -421,7 +422,7 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
-    # Return the result of checking the replay that began at `start`. Differences usually are a mismatch.
+    # Return the result of checking the replay that began at `start`. Usually, any difference is a mismatch.
     # Differences leave the check open if `start` is a recorded state, or if the user's loop had another control step.
     # `lenient` means that a user's own loop made the record; `planned` is None if no plan determines the start.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
@@ -472,7 +473,7 @@ _DT_TOLERANCE = 1e-3  # relative tolerance of control steps
 
 
 def _find_step_cause(episode: Batch, replayed: Batch) -> str:
-    # A host cannot repeat the episode of a user's loop with a different control step. Return a sentence about this.
+    # A host cannot repeat a user's loop whose control step differs from the host's. Return a sentence about this.
     # Return "" if the control steps are equal, or if the times of the recorded states contradict the header.
     # A header may be forged, so the recorded states must confirm the header's control step.
     recorded_s, replayed_s = episode.headers[0].dt, replayed.headers[0].dt
