@@ -60,6 +60,8 @@ def test_secrets_are_removed_from_the_command_line():
     learn_secret("hunter22")
     assert redact_secrets("run --key hunter22 ws://me:pw@host/x?token=1") == "run --key *** ws://***@host/x?***"
     assert redact_secrets("ws://host:8000/x;token=1; then stop") == "ws://host:8000/x;*** then stop"
+    assert redact_secrets("ws://@host/user:pw@x") == "ws://@host/user:pw@x", "the user's name is empty"
+    assert redact_secrets("ws://@me:p/w@host") == "ws://***@host"
 
 
 def write_many(run, count):

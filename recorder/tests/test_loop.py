@@ -65,6 +65,7 @@ def test_a_simulator_that_a_reset_makes_is_recorded_and_the_next_one_after_it_wa
         recorded[0][1].listener.is_closed = True
         env.reset()
         assert [simulator for simulator, _ in recorded][1:] == [env._env]
+        assert "no episode was recorded" not in caplog.text, "the recording goes on with the next simulator"
         assert recorded[0][1].is_undone
         assert not recorded[1][1].is_undone
     assert recorded[1][1].is_undone

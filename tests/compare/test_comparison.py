@@ -44,6 +44,7 @@ from safevla_bench.compare.policy_results import (
     UNNAMED,
     PolicyResults,
     join_sources,
+    list_first,
     make_names_unique,
     split_by_policy,
 )
@@ -669,6 +670,15 @@ def test_a_task_without_which_a_difference_is_no_longer_significant_is_named(pai
     assert item.leave_one_out[0] > 0
     alone = difference_in("safety", on_tasks("a", "1" * 8), on_tasks("b", "0" * 8), paired=paired)
     assert (alone.better, alone.leave_one_out, alone.depends_on, alone.p_by_task) == ("a", None, None, None)
+    mine, theirs = on_tasks("a", "1" * 20, "1" * 18 + "0" * 2), on_tasks("b", "0" * 20, "1" * 20)
+    reversed_by_one = difference_in("safety", mine, theirs, paired=paired)
+    assert (reversed_by_one.better, reversed_by_one.depends_on) == ("a", "libero-goal/task_0")
+    assert reversed_by_one.leave_one_out == (pytest.approx(-0.1), 1)
+
+
+@pytest.mark.parametrize(("texts", "shown"), [("abcde", "a, b, c, d, e"), ("abcdef", "a, b, c, d, e and 1 more")])
+def test_of_more_than_five_texts_the_first_five_are_shown_and_the_others_counted(texts, shown):
+    assert list_first(texts) == shown
 
 
 # Independent episodes: which policy is better

@@ -13,6 +13,7 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import (
     Interval,
+    _spacing_cdf,
     bootstrap_means,
     bounded_mean_ends,
     bounded_mean_interval,
@@ -191,6 +192,14 @@ def test_the_interval_of_a_bounded_mean_is_the_quantile_of_random_weights():
     result = bounded_mean_interval(values)
     assert result.high == pytest.approx(np.quantile(weights @ np.append(values, 1.0), 0.975), abs=2e-3)
     assert result.low == pytest.approx(np.quantile(weights @ np.append(values, 0.0), 0.025), abs=2e-3)
+
+
+def test_the_probability_of_a_mean_with_random_weights_is_zero_at_the_least_value_and_far_below_the_others():
+    counts = np.array([[1.0, 28, 24, 12, 5, 17, 25]])
+    points = np.array([[1, 0.644, 0.667, 0.047, 0.415, 0.683, 0.903]])
+    assert _spacing_cdf(points, counts, np.array([0.047])) == [0]
+    assert _spacing_cdf(points, counts, np.array([0.0905])) == pytest.approx([0], abs=1e-12)
+    assert _spacing_cdf(points, counts, np.array([1.0])) == [1]
 
 
 def test_weighted_values_are_scaled_and_bounded_by_the_greatest_scale():

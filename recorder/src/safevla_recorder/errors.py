@@ -235,9 +235,9 @@ def _redact_address(match: re.Match[str]) -> str:
 def _redact_user(after_scheme: str) -> str:
     # Hide the user name and password, which end with the last @ before the path.
     # `after_scheme` is the part of a URL after "://", such as `user:password@host/path`.
-    # The index of the @; negative = there is none before the path, and 0 = the user name is empty.
+    # The index of the @; negative = there is none before the path, and 0 = nothing precedes it.
     at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
-    if at_sign < 0 and _PASSWORD.match(after_scheme):
+    if at_sign <= 0 and _PASSWORD.match(after_scheme):
         at_sign = after_scheme.rfind("@")  # the password contains an unescaped slash
     return HIDDEN + after_scheme[at_sign:] if at_sign > 0 else after_scheme
 

@@ -32,6 +32,9 @@ MODEL = """
       <body name="cup_lid" pos="0 0 0.05"><joint type="slide" axis="0 0 1"/>
         <geom type="box" size="0.03 0.03 0.01"/></body>
     </body>
+    <body name="lever" pos="-1 0 0.3"><joint type="hinge" axis="1 1 0"/><geom type="box" size="0.1 0.02 0.02"/></body>
+    <body name="tray" pos="-1 1 0.3"><joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 1 0"/>
+      <geom type="box" size="0.1 0.1 0.02"/></body>
     <body name="target" mocap="true"/>
   </worldbody>
 </mujoco>

@@ -212,6 +212,21 @@ def test_after_a_refused_action_the_step_can_be_recorded_with_another_one(refuse
     assert_same_contacts(recording, expected)
 
 
+@pytest.mark.parametrize(
+    ("later", "recorded"),
+    [({"on": True, "open": True, "new": True}, [[0, 1], [1, 1]]), ({"on": False}, None)],
+    ids=["in another order", "one is missing"],
+)
+def test_predicates_are_recorded_in_the_order_of_record_0_and_only_if_every_record_has_them(later, recorded):
+    sim = settle()
+    answers = iter([{"open": False, "on": True}, later])
+    recorder = Recorder(sim.model, sim.data, scene(sim.model), read_subgoals=lambda: next(answers))
+    squeeze(sim, recorder, 1)()
+    recording = recorder.build_recording(header())
+    names = {} if recorded is None else {"header": {"subgoal_names": ["open", "on"]}}
+    assert (recording.extra, np.array(recording.further.get("subgoals")).tolist()) == (names, recorded)
+
+
 def test_a_hook_passes_everything_on_and_is_gone_when_undone():
     sim, calls = Simulation(), []
     unhook = hook_after(sim, "step", lambda: calls.append(sim.data.time))

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from builders import episode, same_bits
-from folders import contents
+from folders import contents, record_own_loop
 from safevla_bench.archive import append_episodes
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import CollectedError, RecordError, RunError
@@ -104,6 +104,16 @@ def test_a_part_holds_a_fixed_number_of_episodes(tmp_path, monkeypatch):
     write_run(tmp_path / "run")
     assert [part.name[:10] for part in archive_parts(tmp_path / "run")] == ["part-00000", "part-00001"]
     assert same_bits(read_sources([tmp_path / "run"])[0], concatenate_batches(EPISODES))
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_no_command_continues_a_run_that_a_script_recorded(tmp_path, complete):
+    folder = record_own_loop(tmp_path / "run")
+    description = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**description, "complete": complete}))
+    with pytest.raises(RunError) as raised, RunFolderWriter(folder, DESCRIPTION, continuation="safevla search"):
+        pass
+    assert ("script" in str(raised.value), "safevla search" in raised.value.remedy) == (True, False)
 
 
 def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
