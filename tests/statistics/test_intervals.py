@@ -198,6 +198,7 @@ def test_the_probability_of_a_mean_with_random_weights_is_zero_at_the_least_valu
     counts = np.array([[1.0, 28, 24, 12, 5, 17, 25]])
     points = np.array([[1, 0.644, 0.667, 0.047, 0.415, 0.683, 0.903]])
     assert _spacing_cdf(points, counts, np.array([0.047])) == [0]
+    assert _spacing_cdf(np.array([[1, 0.5]]), np.array([[1.0, 1]]), np.array([0.5])) == [0]
     assert _spacing_cdf(points, counts, np.array([0.0905])) == pytest.approx([0], abs=1e-12)
     assert _spacing_cdf(points, counts, np.array([1.0])) == [1]
 
