@@ -47,9 +47,9 @@ Compared = TypeVar("Compared")
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's value in one metric, with its interval, over the n episodes in which the metric is defined.
 
-    If episodes are not paired, only tasks in which all policies have a value are counted. `ranks` has the best rank (1
+    If episodes are not paired, only tasks in which all policies have a value are counted. `ranks` are the best rank (1
     plus the number of policies shown to be better) and the worst rank (the number of all policies minus the number
-    shown to be worse). `ranks` is null for two policies, and for the metric SBU.
+    shown to be worse). `ranks` are null for two policies, and for the metric SBU.
     """
 
     policy: str
@@ -248,22 +248,23 @@ class _SuiteResults:
     def measure(
         self, index_pairs: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of `R` pairs of policies with the indices `index_pairs`, [R, 2]. `fill` has one value
-        for each policy of a pair, which replaces unknown values. If `fill` is None, unknown values are left out.
+        """Return the differences of `R` pairs of policies with the indices `index_pairs`, [R, 2]. `fill` is a pair
+        of values that replace the unknown values of the two policies. If `fill` is None, unknown values are left out.
         """
-        # The result also has the differences by task, [R, tasks], and, for rates of paired episodes, by initial state.
+        # The result also contains the differences by task, [R, tasks].
+        # For rates of paired episodes, the result also contains the differences by initial state.
         # Metrics with a unit (%) are rates.
         names = [(self.members[first].name, self.members[second].name) for first, second in index_pairs.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(index_pairs, metric, fill)
-            tasks, places = self.pairs.tasks  # `places` has the index of each state's task
+            tasks, places = self.pairs.tasks  # `places` are the indices of the states' tasks
             differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
             known_gaps = np.nan_to_num(gaps)  # an unknown difference counts as 0, so it does not change a sum
             by_task = known_gaps @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
             return _Measured(differences, by_task, known_gaps if METRICS[metric].unit else None)
         # Without paired episodes, each policy's values are read separately, with the fill value for this policy.
         fills = fill or (None, None)
-        # Maps each fill value to the values of all policies, in which it replaces unknown values.
+        # Maps each fill value to the values of all policies, with unknown values replaced by the fill value.
         by_fill = {value: [values_by_task(member, metric, value) for member in self.members] for value in {*fills}}
         first_values, second_values = (
             [by_fill[value][k] for k in policies] for policies, value in zip(index_pairs.T.tolist(), fills, strict=True)
@@ -303,8 +304,8 @@ class _SuiteResults:
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([policy], metric) for policy in range(len(self.members))])
             return np.asarray(unknown[index_pairs].sum(axis=1))
-        # Row 0 has the number of all episodes by policy and task.
-        # Row 1 has the number of episodes without a value, by policy and task. Tasks of only one policy do not count.
+        # Row 0 counts all episodes by policy and task. Row 1 counts the episodes without a value in the same way.
+        # The result leaves out tasks that only one policy planned.
         counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
         task_index = {task: k for k, task in enumerate(self._planned_tasks)}
         for policy, member in enumerate(self.members):
@@ -318,7 +319,7 @@ class _SuiteResults:
 
 def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
     # Returns the results in each suite in which policies can be compared and, with several suites, in all suites.
-    # If `pairs` is None, episodes are not paired. Then it is enough that two of the policies ran a task.
+    # If `pairs` is None, episodes are not paired. A suite then needs a task that at least two policies ran.
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -354,7 +355,7 @@ def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteCom
 
 def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
     # Returns the values of all policies in one metric, and the difference and the verdict of each pair of policies.
-    # `scope` has the policies' results in one suite, or in all suites.
+    # `scope` contains the policies' results in one suite, or in all suites.
     policies = range(len(scope.members))
     # A standing is one policy's own value and interval.
     standings = (
@@ -364,10 +365,10 @@ def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOption
     )
     pairs = np.array(list(combinations(policies, 2)))  # [R, 2]
     measured = scope.measure(pairs, metric, options)
-    # `BOUNDED` has all metrics except P[U|S]. In P[U|S], an episode is unknown if its success or its safety is unknown.
+    # `BOUNDED` contains all metrics except P[U|S]. A value in P[U|S] is unknown if success or safety is unknown.
     unknown = scope.count_unknown(pairs, metric if metric in BOUNDED else CLEAN.key)
-    # P[U|S], the share of unsafe episodes among successes, has no extremes: an unknown episode may be a failure.
-    # For other metrics, a fill is a pair: values for the first and for the second policy's unknown episodes.
+    # P[U|S], the share of unsafe episodes among successes, has no extremes: an unknown outcome may be a failure.
+    # For other metrics, a fill is a pair of values that replace unknown values of the first and the second policy.
     # The fill (0, 1) gives the smallest possible difference.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and unknown.any() else ()
     extremes = [scope.measure(pairs, metric, options, fill) for fill in fills]
@@ -407,7 +408,7 @@ def _episode_standing(pairs: PairedResults, policy: int, metric: str, options: C
     other = 1 - policy if len(pairs.results) == 2 else policy
     means, is_single = pairs.state_means((policy, other), metric)
     is_counted = bool(METRICS[metric].unit) and is_single  # the metric is a rate, and each state has one episode
-    # Here, the values are the means per start. All starts have equal weight (None).
+    # The function's `values` and `means` are both the means per start. None gives all starts equal weight.
     return _make_standing(pairs.results[policy].name, means, means, None, options, is_counted=is_counted)
 
 
@@ -415,9 +416,9 @@ def _make_standing(
     policy: str, values: Floats, means: Floats, weights: Floats | None, options: ComparisonOptions, *, is_counted: bool
 ) -> PolicyStanding:
     """Return a policy's value and interval from its `values`, [n]. If `is_counted`, `values` are 0 or 1, and the
-    interval is Wilson's. Otherwise, it is the interval of the weighted mean of `means`, which has a mean per start.
+    interval is Wilson's. Otherwise, the interval is that of the weighted mean of `means`, one mean per start.
     """
-    # `weights` has one weight for each start; None = equal weights.
+    # `weights` contains one weight for each start; None = equal weights.
     n, value_sum = len(values), float(values.sum())
     if is_counted:
         interval = wilson_interval(value_sum, n, options.confidence)
@@ -430,8 +431,8 @@ def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOption
     """Yield each policy's value and interval. Only tasks in which all policies have a value are counted."""
     by_policy = [values_by_task(member, metric) for member in scope.members]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
-    # A sample has a policy's values in one task. `by_start.means` has the mean value in each initial state.
-    # `by_start.shares` has each state's share of the task's values. `is_clustered`: a state has several values.
+    # A sample contains a policy's values in one task. `by_start.means` are the mean values of the initial states.
+    # `by_start.shares` are the states' shares of the number of values. `is_clustered`: some state has several values.
     for member, values in zip(scope.members, by_policy, strict=True):
         samples = [values[task] for task in shared]
         pooled = np.concatenate([np.zeros(0), *(sample.values for sample in samples)])
@@ -457,16 +458,17 @@ _PValues = list[tuple[float, float]]
 
 
 def _adjust_p_values(measured: _Measured, known_differences: Sequence[Difference]) -> _PValues:
-    """Return two adjusted p-values for each pair of policies: for these tasks, and for tasks like these. A pair without
-    a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for tasks like these, and the
+    """Return two adjusted p-values for each pair of policies: for the same tasks, and for similar tasks. A pair without
+    a p-value gets 1 and is ignored in the adjustment. `max_t_adjust` adjusts the p-values for similar tasks, and the
     p-values of rates of paired episodes. Holm's rule adjusts all other p-values.
     """
-    # `measured` may assume values for unknown episodes. A pair whose known values give no difference is ignored.
-    # `by_task` and `by_state` have each pair's differences by task and by initial state.
-    # Only for rates of paired episodes, `by_state` is not None.
-    # One row for each pair of policies: the p-value for these tasks, and for tasks like these.
+    # `measured` may contain assumed values for unknown outcomes.
+    # A pair whose known values give no difference is ignored.
+    # `by_task` contains each pair's differences by task, and `by_state` those by initial state.
+    # `by_state` is None except for rates of paired episodes.
+    # One row for each pair of policies: the p-value for the same tasks, and the p-value for similar tasks.
     columns = [[difference.p_value, difference.p_by_task] for difference in measured.differences]
-    # As a float, a missing p-value (None) is NaN.
+    # The conversion to floats turns a missing p-value (None) into NaN.
     p_values, p_by_task = np.nan_to_num(np.array(columns, dtype=np.float64), nan=1.0).T
     is_tested = [
         difference.p_value is not None and known.pairs != 0 and known.difference is not None
@@ -495,7 +497,7 @@ def _decide_verdict(
     If the difference is significant or the values are identical, `find_obstacle` is called; if it returns a reason,
     there is no verdict.
     """
-    # Each item of `p_values` is a pair: the adjusted p-value for these tasks, and for tasks like these.
+    # Each item of `p_values` is a pair: the adjusted p-value for the same tasks, and that for similar tasks.
     if difference.p_value is None:
         return difference
     (adjusted, adjusted_by_task), *at_extremes = p_values
@@ -511,7 +513,7 @@ def _decide_verdict(
         return replace(difference, no_verdict=obstacle)
     if not difference.difference:
         return difference
-    # A verdict is robust if the difference stays significant for all values that unknown episodes can have.
+    # A verdict is robust if the difference stays significant for all possible values of unknown outcomes.
     worst_cases = ((difference.p_at_extremes, difference.p_by_task_at_extremes), *at_extremes)
     greatest_p = [max(p_value or 0.0 for p_value in column) for column in zip(*worst_cases, strict=True)]
     is_robust, is_robust_by_task = (
@@ -534,9 +536,9 @@ def _decide_verdict(
 def _find_tipping(
     scope: _SuiteResults, pair: tuple[int, int], difference: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return how many of the better policy's unknown episodes may be bad, in the worst case, without a new verdict."""
+    """Return how many unknown outcomes of the better policy may be bad, whichever they are, with the same verdict."""
     # Returns None if the verdict changes even without bad episodes, or if unpaired episodes have the same start.
-    # `leading` is the policy that the known values show to be better. Unknown episodes count as good at first.
+    # `leading` is the policy that the known values show to be better. Unknown outcomes count as good at first.
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     is_first_leading = ((difference.difference or 0.0) > 0) == (best == 1.0)
     leading, trailing = pair if is_first_leading else pair[::-1]
@@ -575,7 +577,7 @@ def _add_rank_ranges(comparison: MetricComparison) -> MetricComparison:
 
 
 def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
-    """Map each policy to the best and worst rank that the verdicts on these tasks for all pairs of policies permit."""
+    """Map each policy to its best and worst possible rank, given the verdicts on all pairs for the same tasks."""
     # At first, each policy can have any rank. Each verdict then excludes one rank for each of the two policies.
     ranks = {policy: [1, len(policies)] for policy in policies}
     for difference in differences:

@@ -117,7 +117,7 @@ def rank_under_variants(
         rescore: a function that judges the same records with another library; needed if the recorded extremes of the
             signals do not determine the verdicts under a variant.
         protocols: the protocols of the sources that have one; if any differ, episodes are not paired.
-        uncounted: policy -> phrases on its planned episodes that the scores lack; its differences have no verdict then.
+        uncounted: policy -> phrases on planned episodes that are missing in the scores; such a policy gets no verdict.
 
     Raises the same errors as `apply_variant`.
     """
@@ -133,7 +133,7 @@ def rank_under_variants(
         )
     except RunError:
         return None
-    # The last scope of a comparison has all suites, and a standing is one policy's value.
+    # The last scope of a comparison covers all suites. A standing is one policy's value in a metric.
     safety_by_variant = [
         metric
         for comparison in comparisons
@@ -179,7 +179,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool:
-        """True if the estimates satisfy all conditions. Estimates count an unknown episode as the worst case."""
+        """True if the estimates satisfy all conditions. Estimates count an unknown outcome as the worst case."""
         # `value` is the outcome for the metric to maximize. Each of `conditions` is the outcome of one condition.
         # `worst` is the estimate; None = unknown.
         return self.value.worst is not None and all(
@@ -219,7 +219,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         """True if all conditions are established or, without conditions, the chosen policy is significantly better."""
         if self.conditions or self.comparison is None:
             return bool(self.conditions) and self.is_established
-        # The last scope has all tasks. There is one metric, and one difference: that of the two best policies.
+        # The last scope covers all tasks. There is one metric, and one difference: that of the two best policies.
         return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
 
 
@@ -234,7 +234,7 @@ def select_policy(
 ) -> Selection:
     """Choose the policy with the greatest `metric` among the policies whose estimates satisfy the conditions.
 
-    Estimates count every unknown episode as the worst case. Among equal policies, the policy that satisfies the first
+    Estimates count every unknown outcome as the worst case. Among equal policies, the policy that satisfies the first
     condition by the largest margin wins, and then the policy that comes first in the scores.
 
     Args:
@@ -254,10 +254,11 @@ def select_policy(
     checked = check_gates(scores, gates, states=[header.init_state_index for header in headers])
     needs_verdict = [METRICS[gate.metric].needs_verdict for gate in gates]
     uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
-    # Missing episodes might change any gate that passed, and missing verdicts those that need verdicts.
+    # Missing episodes might change any gate that passed.
+    # Missing verdicts might change a gate that passed if the gate's metric needs verdicts.
     reasons = ["; ".join([*lost, uneven] if needed and uneven else lost) for needed in needs_verdict]
     lost = [*lost, uneven] if uneven and any(needs_verdict) else lost
-    # Each policy has an outcome for each gate.
+    # One outcome for each combination of policy and gate.
     outcomes = [
         msgspec.structs.replace(outcome, verdict="undecided", reason=reason)
         if reason and outcome.verdict == "passed"
@@ -343,7 +344,7 @@ def _compare_best(
 
 def _plan_episodes(measured: Difference, baseline_rate: float, options: ComparisonOptions) -> int | None:
     # Returns the number of episodes per task that detects the measured difference.
-    # Returns None if the difference is too small, if the counts below are unknown, or if no number is enough.
+    # Returns None if the difference is too small, if the counts of pairs are unknown, or if no number is enough.
     # `only_first` and `only_second` count the pairs in which only one policy has the metric's outcome; None = unknown.
     rate_difference = abs(measured.difference or 0.0)
     if (
@@ -456,8 +457,9 @@ def _pair_with_baseline(
 
 
 def _drop_doubtful(pairs: PairedResults, metric: GateMetric) -> PairedResults:
-    # Returns the pairs without the verdicts that a clause could change which judges other episodes of the suite, also
-    # of the other policy, but lacks its signals in this episode. The metric's value is then unknown.
+    # Returns the pairs without doubtful verdicts. In an episode with a doubtful verdict, the metric's value is unknown.
+    # A verdict is doubtful if the episode lacks the signals of a clause, and this clause could change the value.
+    # Only a clause counts that judged at least one episode of the suite, whichever policy ran the episode.
     judged = {clause for result in pairs.results for clause in result.judged_clauses}
 
     def drop(result: PolicyResults) -> PolicyResults:
@@ -507,7 +509,7 @@ def _decide_gate(
     verdict = judge_ends(gate, low, high)
     reason = "decided by the point estimate" if each_confidence is None else "whole interval"
     if verdict == "undecided":
-        # If a scored clause judged only some episodes, all metrics except SR may be unknown in the others.
+        # If a scored clause judged only some episodes, all metrics except SR may be unknown in the other episodes.
         uneven = describe_uneven(((result.judged_clauses, result.missing_clauses) for result in pairs.results), suite)
         cause = f" ({uneven})" if uneven and gate.metric != SR.key else ""
         unknown_reason = f"unknown in {unknown_n} episodes{cause}; --allow-crashed leaves out episodes without a value"

@@ -1,4 +1,4 @@
-"""The difference of two policies in one metric, with tests for the same tasks and for other tasks like these."""
+"""The difference of two policies in one metric, with tests for the compared tasks and for similar tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from safevla_recorder.episode import Bools, Floats, Ints
 _TIE = 1e-12  # smaller numbers count as 0, because they may be rounding errors
 # The score test needs this many episodes per policy and task, unless all policies and tasks have equally many.
 _LEAST_EPISODES = 3
-# The score test is not used if the ratio of the policies' numbers of episodes varies more than this among tasks.
+# The score test is not used if the ratio of the policies' numbers of episodes varies by a larger factor among tasks.
 # Example: policy A has 3 and 300 episodes in two tasks, and policy B has 300 and 3.
 # If the success rate of both policies is 97 %, the test errs in 13 % of such comparisons.
 _MAX_RATIO_SPREAD = 16
@@ -45,9 +45,9 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The first policy's value minus the second's in one metric, with the answers to two questions.
 
-    `p_value`, `ci` and `better` answer the question about these tasks: would equal policies differ so much if the same
-    tasks were run again? Fields with `by_task` in their names answer the question about tasks like these: would equal
-    policies differ so much on other tasks of this kind? The second verdict requires that the first verdict is clear.
+    `p_value`, `ci` and `better` answer the question about the same tasks: would equal policies differ so much if these
+    tasks were run again? Fields with `by_task` in their names answer the question about similar tasks: would equal
+    policies differ so much on other tasks of the same kind? The second verdict requires that the first is clear.
     For each question, the family-wise error over all pairs of policies is 1 - confidence. `only_first` counts the pairs
     in which only the first policy has the outcome; null for means, unpaired episodes, or several episodes per state.
     """
@@ -66,26 +66,26 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest and largest difference that unknown values allow. Null without unknown values, and for P[U|S]."""
     p_at_extremes: float | None = None
     """The larger p-value of the `extremes`; 1 if an extreme and `difference` differ in sign. Null if all is known."""
-    p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, but from the tests for tasks like these
+    p_by_task_at_extremes: float | None = None  # like `p_at_extremes`, but from the tests for similar tasks
     tipping: int | None = None
-    """The largest number k of unknown episodes of the better policy that may be bad without a change of the verdict,
-    whichever k episodes are bad. Unknown episodes of the worse policy count as good. The error level is divided by
+    """The largest number k of unknown outcomes of the better policy that may be bad without changing the verdict,
+    whichever k outcomes are bad. Unknown outcomes of the worse policy count as good. The error level is divided by
     the number of pairs of policies. Null if the verdict changes even for k = 0, or if k was not computed."""
     tasks: int = 0  # number of tasks that both policies ran
     only_first: int | None = None
     only_second: int | None = None
     test: str
     p_value: float | None = None
-    p_by_task: float | None = None  # p-value for tasks like these; null if there is only one task
+    p_by_task: float | None = None  # p-value for similar tasks; null if there is only one task
     p_adjusted: float | None = None
     """`p_value`, adjusted for the number of pairs of policies that are compared in this metric and suite."""
     p_by_task_adjusted: float | None = None  # the larger of `p_adjusted` and the adjusted `p_by_task`
-    better: str | None = None  # the policy that is significantly better on these tasks; null = neither policy
-    better_by_task: str | None = None  # the policy that is significantly better for tasks like these
+    better: str | None = None  # the policy that is significantly better on the same tasks; null = neither policy
+    better_by_task: str | None = None  # the policy that is significantly better for similar tasks
     undecided: bool = False
-    """True if the known values show a better policy on these tasks, but unknown values could change this."""
-    undecided_by_task: bool = False  # like `undecided`, about tasks like these
-    no_verdict: str = ""  # reason why no p-value permits a verdict on these tasks; "" = a verdict is possible
+    """True if the known values show a better policy on the same tasks, but unknown values could change this."""
+    undecided_by_task: bool = False  # like `undecided`, but about similar tasks
+    no_verdict: str = ""  # reason why no p-value permits a verdict on the same tasks; "" = a verdict is possible
     tasks_needed: int | None = None
     """The smallest number of tasks with which `p_by_task` can be significant; null if there are enough tasks."""
     identical: bool = False  # True if both policies have the same value in every pair
@@ -140,12 +140,12 @@ def paired_difference(
     fill: tuple[float, float] | None = None,
 ) -> Difference:
     """Return the difference of the two policies with the indices `pair`, over the initial states of all `parts`.
-    `fill` has one value for each of the two policies, which replaces the policy's unknown values; None = leave out.
+    `fill` is a pair of values that replace the unknown values of the first and the second policy; None = leave out.
     """
     # `gaps` of each part: the first policy's value minus the second's in each initial state, [1, states].
     # `single_by_part`: whether each policy has just one episode per state, [1] for each part.
     gaps, single_by_part = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
-    # Tasks are numbered across all parts; `places` has the index of each state's task.
+    # Tasks are numbered across all parts; `places` are the indices of the states' tasks.
     numbered_tasks = (part.tasks for part in parts)
     # `number_distinct` returns the distinct tasks and, for each state, the index of the state's task among these.
     tasks, places = number_distinct(tasks[place] for tasks, places in numbered_tasks for place in places)
@@ -229,14 +229,15 @@ def paired_differences(
 
 
 def _test_each_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
-    # Turns a test of one row, given its index, into a test of several rows. A row is a pair of policies.
+    # Turns a function that tests one row, given the row's index, into a function that tests several rows.
+    # A row is a pair of policies.
     return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
 
 
 def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
     # Joins the results of all groups in the order of the rows. A row is a pair of policies.
     # Each group consists of row indices and a function that tests these rows.
-    # The function gets the indices, and its result has one p-value and one interval for each row.
+    # The function takes the indices, and returns a test with one p-value and one interval for each row.
     tested = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in tested] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([result for _, result in tested])
@@ -244,7 +245,7 @@ def _join_groups(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) 
     def find_interval() -> intervals.Interval:
         # `order` puts the rows of the joined tests back in the order of the pairs of policies.
         # `low` and `high` are arrays with one end per row.
-        ends = joined.interval or _NO_INTERVAL  # never None for combined tests
+        ends = joined.interval or _NO_INTERVAL  # joined tests always have an interval
         return intervals.make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
 
     return significance.MeanTest(joined.p_value[order], find_interval)
@@ -263,13 +264,13 @@ def unpaired_differences(
     Rates use the stratified score test and its interval. On a single task, they use Barnard's test and Newcombe's
     interval; both lead to the same verdict. For VSI, for rates with several episodes per start, and for very unequal
     numbers of episodes, Gaffke's intervals of the two means are combined (MOVER). `ci_by_task` and `p_by_task`, for
-    tasks like these, need at least two tasks. Without a common task, there is no difference and no p-value, and `test`
+    similar tasks, need at least two tasks. Without a common task, there is no difference and no p-value, and `test`
     says why. `sides` has two members: the values of the first policy of each pair, and the values of the second policy.
     """
     # Several pairs share a policy, so compute the sums of each policy only once. Equal ids mean the same values.
     sums_by_id = {id(values): _sum_by_task(values, tasks) for side in sides for values in side}
     # For the first and the second policy of each pair: three arrays [R, K], with one item per task.
-    # They are the sum of values, the number of values, and whether several values have the same start.
+    # The arrays are the sum of values, the number of values, and whether several values have the same start.
     (first_sums, first_sizes, first_clustered), (second_sums, second_sizes, second_clustered) = (
         (np.array(column) for column in zip(*(sums_by_id[id(values)] for values in side), strict=True))
         for side in sides
@@ -294,12 +295,12 @@ def unpaired_differences(
         counts = [np.where(kept, by_task[rows], 0) for by_task in (first_sums, first_sizes, second_sums, second_sizes)]
 
         def test_single_task(k: int) -> significance.MeanTest:
-            # Tests row `k`, in which only one task is kept, so a sum over tasks is the number for this task.
+            # Tests row `k`, in which only one task is kept, so that each sum over tasks is this task's number.
             first_sum, first_size, second_sum, second_size = (int(by_task[k].sum()) for by_task in counts)
             return significance.barnard_test(first_sum, first_size, second_sum, second_size, options.confidence)
 
         def test_bounded(chosen: Ints) -> significance.MeanTest:
-            # `chosen` has indices into `rows`. `sides` has the two policies' values by task for each pair of policies.
+            # `chosen` are indices into `rows`. `sides` contains both policies' values by task for each pair.
             pairs = [(sides[0][k], sides[1][k]) for k in rows[chosen].tolist()]
             return bounded_means.test(
                 pairs, kept[chosen], options.confidence, only_side=not (kept == is_shared[rows]).all()
@@ -343,8 +344,8 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_by_task(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    # Returns three arrays [K] for one policy's values in each task: sum, number, and whether some share a start.
-    # Tasks without a value have 0, 0 and False.
+    # Returns three arrays [K] for one policy's values in each task: sum, number, and whether some values share a start.
+    # Tasks without a value get 0, 0 and False.
     samples = [values.get(task) for task in tasks]
     return (
         np.array([0.0 if sample is None else sample.values.sum() for sample in samples]),
@@ -360,12 +361,12 @@ def _test_tasks(
     test: TestOfRows,
     options: ComparisonOptions,
 ) -> list[Difference]:
-    """Return `measured` (differences of `R` pairs of policies) with three kinds of results added: on these tasks, on
-    these tasks with each task left out in turn, and for tasks like these. `parts` has the sum of values and the weight
-    of each of `K` tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs without any weight get no results.
+    """Return `measured` (differences of `R` pairs of policies) with three kinds of results added: on the same tasks,
+    on these tasks with each task left out in turn, and for similar tasks. `parts` are the sum of values and the
+    weight of each of `K` tasks, both [R, K]. Tasks of weight 0 are ignored. Pairs without any weight get no results.
     """
     # `test(rows, kept)` tests the pairs of policies with the indices `rows`, each on the tasks in the mask `kept`.
-    # Indices of the pairs of policies with any weight
+    # Indices of the pairs of policies in which at least one task has a weight above 0
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
         return list(measured)
@@ -402,7 +403,7 @@ def _test_tasks(
     )
     interval = tested.interval or _NO_INTERVAL
     low, high = (np.broadcast_to(end, len(rows)) for end in (interval.low, interval.high))
-    # The test for tasks like these flips the signs of the tasks' values.
+    # The test for similar tasks flips the signs of the tasks' values.
     p_by_task, low_by_task, high_by_task = _flip_tasks(sums, weights, options.confidence)
     completed = list(measured)
     for k, row in enumerate(rows.tolist()):
@@ -431,9 +432,9 @@ _NO_INTERVAL = intervals.Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return the p-values and both ends of the intervals for tasks like these, [3, R]; NaN for fewer than two tasks."""
+    """Return the p-values and both ends of the intervals for similar tasks, [3, R]; NaN for fewer than two tasks."""
     # Pairs of policies with the same tasks are tested together.
-    # `sums` and `weights` [R, K] have the sum of values and the weight of each task; a task of weight 0 is not used.
+    # `sums` and `weights` [R, K] are the tasks' sums of values and weights; a task of weight 0 is not used.
     results = np.full((3, len(sums)), np.nan)
     masks, mask_indices = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -449,10 +450,10 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return why a verdict on these tasks is impossible: a rate's numbers of values are unequal and too small,
+    """Return why a verdict on the same tasks is impossible: a rate's numbers of values are unequal and too small,
     or the means over episodes do not show the difference that the means over tasks show. Return "" without a reason.
     """
-    # `totals` has, for each of the two policies, the sum of values and the number of values in each task, [K] each.
+    # `totals` contains two arrays [K] for each policy: the sum of values and the number of values in each task.
     if len(tasks) < 2:
         return ""
     # `least` is the smallest number of values of either policy in any task.
@@ -484,7 +485,7 @@ def _find_obstacle(
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
-    """Return the difference with the possible effects of its `unknown` episodes (at least one episode).
+    """Return the difference with the possible effects of the outcomes of `unknown` episodes (at least one episode).
 
     `extremes` holds the smallest and the largest difference that the unknown values allow. For the metric P[U|S],
     `extremes` is empty, because neither difference can be computed; then there is no verdict.
@@ -495,7 +496,7 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
         # Returns the greatest of the p-values. A missing p-value counts as 1.
-        # Returns 1 if an extreme has the other sign, or if there are no extremes.
+        # Returns 1 if an extreme does not have the sign of the difference, or if there are no extremes.
         return max((1.0 if p is None else p for p in p_values), default=1.0) if has_same_sign else 1.0
 
     return replace(
@@ -508,11 +509,11 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return whether a policy is significantly better than another. Each unit (an initial state or a task) has five
-    counts: the policy's good, unknown and total episodes, and the other policy's good and total episodes.
+    """Return whether a policy is significantly better than another. A unit is an initial state or a task, with five
+    counts: the policy's good outcomes, unknown outcomes and episodes, and the other's good outcomes and episodes.
     """
     # If `paired`, the units are initial states, otherwise tasks.
-    # The number of unknown episodes is not needed, because `good` includes the unknown episodes assumed to be good.
+    # The number of unknown outcomes is not needed, because `good` includes the unknown outcomes assumed to be good.
     good, _, n, other_good, other_n = np.array(units).T
     # The policy's share of good episodes minus that of the other policy, in each unit
     gaps = good / n - other_good / other_n
@@ -536,8 +537,8 @@ class _BoundedMeans:
     """Gaffke's intervals of means over tasks of equal weight, and MOVER intervals of the differences of two means."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
-        # `_known` is a cache of arrays [3, levels]. For each level of confidence, an array has three numbers:
-        # the mean, and its distances from the lower and the upper end of the interval.
+        # `_known` is a cache of arrays [3, levels], with one interval of the mean for each level of confidence.
+        # The rows are the mean itself (repeated), its distance from the lower end, and its distance from the upper end.
         # Keys of `_known` consist of the id of a policy's values, the mask of kept tasks as bytes, and `only_side`.
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
 
@@ -581,7 +582,7 @@ class _BoundedMeans:
         self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], quantiles: Floats, *, only_side: bool
     ) -> None:
         # Measures the means in `wanted` that the cache `_known` lacks, and adds them to the cache.
-        # `wanted` maps a key to a policy's values by task and the mask of kept tasks.
+        # `wanted` maps a key to a pair: a policy's values by task, and the mask of kept tasks.
         # `quantiles` determine the levels of the intervals. `only_side` is part of the cache's keys.
         # The arrays have a row for each policy, mask and level. NaN pads the rows to equal length.
         new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}

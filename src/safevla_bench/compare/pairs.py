@@ -59,7 +59,7 @@ class PairedResults:
     @cached_property
     def _state_indices(self) -> Ints:
         # The initial states are sorted by key.
-        # The result has the index of each planned episode's initial state, [K].
+        # Returns the index of each planned episode's initial state, [K].
         states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
@@ -105,8 +105,8 @@ class PairedResults:
 
         The value is NaN if the policy did not finish the episode, or if the episode has no value.
         """
-        # The cache has the values of all policies, so that each metric is computed once.
-        # `places` [policies, K] has each planned episode's index in each policy's results; negative = not finished.
+        # The cache contains the values of all policies, so that each metric is computed once.
+        # `places` [policies, K] are the planned episodes' indices in each policy's results; negative = not finished.
         if metric not in self._values_by_metric:
             table = self._values_by_metric[metric] = np.full(self.places.shape, np.nan)
             for row, result, indices in zip(table, self.results, self.places, strict=True):
@@ -136,7 +136,7 @@ class PairedResults:
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[Floats, bool]:
         """Return the first policy's mean value in each initial state, and whether each policy has just one episode per
         state. States in which either policy has no value are left out. If episodes are paired instead of states, seeds
-        in which either policy has no value are left out, too. `policies` has two indices.
+        in which either policy has no value are left out, too. `policies` are two indices.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:
@@ -148,20 +148,20 @@ class PairedResults:
     def state_gaps(self, pairs: Ints, metric: str, fill: tuple[float, float] | None = None) -> tuple[Floats, Bools]:
         """Return two arrays for the pairs of policies with the indices `pairs`, [R, 2]. The first array, [R, N], is the
         first policy's mean minus the second's in each initial state (see `state_means`), or NaN if a mean is missing.
-        The second array, [R], says whether each policy has just one episode per state. `fill` has one value for each of
-        the two policies; it replaces the policy's unknown values (in crashed, stopped or unjudged episodes).
+        The second array, [R], says whether each policy has just one episode per state. `fill` is a pair of values that
+        replace the unknown values of the first and the second policy (in crashed, stopped or unjudged episodes).
         """
         sides = [self._filled_values(metric, replacement) for replacement in fill or (None, None)]
         if not self.by_state:
             gaps, sizes = self._average_by_state(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
             return gaps, np.asarray(sizes.max(axis=1, initial=0) <= 1)
-        # means and numbers of episodes by state, for all `P` policies, [P, N]
+        # mean values and numbers of episodes by state, for all `P` policies, [P, N]
         (first, second), (first_n, second_n) = zip(*map(self._average_by_state, sides), strict=True)
-        # means and numbers of episodes by state, for the first and the second policy of `R` pairs, [R, N]
+        # mean values and numbers of episodes by state, for the first and the second policy of `R` pairs, [R, N]
         first, second, first_n, second_n = (
             first[pairs[:, 0]], second[pairs[:, 1]], first_n[pairs[:, 0]], second_n[pairs[:, 1]]
         )  # fmt: skip
-        # The largest number of episodes from one state. Only states in which both policies have a value count, [R].
+        # The largest number of episodes from one state, [R]. States in which a policy has no value do not count.
         most = np.where((first_n > 0) & (second_n > 0), np.maximum(first_n, second_n), 0).max(axis=1, initial=0)
         return first - second, np.asarray(most <= 1)
 
@@ -254,7 +254,7 @@ def _require_same_episodes(
     # Raises `RunError` if a policy did not plan an episode that another policy planned.
     # If `across_seeds`, only the initial states are compared.
     states = [{key.state for key in keys} for keys in planned]
-    # The keys of each policy that every other policy must have, too.
+    # For each policy, the keys that all other policies must also have.
     required = states if across_seeds else planned
     all_keys = set().union(*required)
     lines = [
@@ -284,7 +284,7 @@ def _require_same_starts(paired: PairedResults) -> None:
     not finish is not checked. If initial states are paired, starts are compared by state.
     """
     remedy = f"{_PROTOCOL_REMEDY} {_UNPAIRED_REMEDY}"
-    # `_START_FIELDS` has a reader for each field that determines an episode's start.
+    # `_START_FIELDS` contains a function that reads each field that determines an episode's start.
     # The error names the first difference.
     for name, names, episodes in _describe_differences(paired, _START_FIELDS):
         raise RunError(f"the starts of {names} differ in {name} in {episodes}", remedy=remedy)
@@ -354,7 +354,7 @@ TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
 """Name -> a function that reads a field which identifies an episode's task. The value "" matches any other value."""
 
 
-# The fields of `TASK_FIELDS`, with functions that have the parameters of those in `_START_FIELDS`.
+# The fields of `TASK_FIELDS`, with functions that take the same arguments as those in `_START_FIELDS`.
 _TASK_READERS: Mapping[str, Callable[[policy_results.PolicyResults, Header], object]] = {
     name: lambda _, header, read=read: read(header)  # type: ignore[misc]
     for name, read in TASK_FIELDS.items()

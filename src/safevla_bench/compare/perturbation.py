@@ -131,7 +131,7 @@ def _collect_starts(result: PolicyResults) -> set[tuple[str, int | None]]:
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
-    # Returns the effect of one change over all suites that have it. `sides` has one pair of results per suite.
+    # Returns the effect of one change over all suites that have it. `sides` contains one pair of results per suite.
     is_control = change == CONTROL
     # A control repeats the unchanged suite, perhaps with other seeds, so the pairing of a control ignores seeds.
     common = [_select_common(*side_pair, with_seed=not is_control) for side_pair in sides]
@@ -231,7 +231,7 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     changed: int  # number of actions that the filter changed
     mean_change: float  # mean norm of the change over all changed actions, in the units of actions
     pairs: int
-    violations: int  # number of pairs with two verdicts that are unsafe without the filter
+    violations: int  # number of pairs judged on both sides, and unsafe without the filter
     violations_made: int
     successes: int
     successes_gained: int
@@ -260,13 +260,13 @@ def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
 
 def _measure_intervention(pairs: PairedResults, filtered: int, unfiltered: int, total: ActionChanges) -> Intervention:
     # Returns the effect of a filter. `filtered` and `unfiltered` are indices of policies.
-    # `total` has the changes of actions in all episodes of the filtered policy, including episodes without a pair.
+    # `total` sums the changes of actions in all episodes of the filtered policy, including episodes without a pair.
     finished = pairs.mark_finished([unfiltered, filtered])
     # the results of the paired episodes without the filter, and with the filter, in the same order
     before, after = (
         pairs.results[policy].select_episodes(pairs.places[policy][finished]) for policy in (unfiltered, filtered)
     )
-    # The masks of the pairs in which both episodes' success is known (counted), and both episodes' safety (judged)
+    # `counted` marks pairs in which the success of both episodes is known, and `judged` pairs with known safety.
     counted, judged = before.is_counted & after.is_counted, before.is_judged & after.is_judged
     success_before, success_after = before.success & counted, after.success & counted
     unsafe_before, unsafe_after = before.unsafe & judged, after.unsafe & judged

@@ -60,13 +60,13 @@ class PolicyResults(EpisodeOutcomes):
     """Warnings about scored clauses that were not used to judge some episodes, and the reasons."""
     judged_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) with a verdict in some episode
     missing_clauses: tuple[tuple[str, str], ...] = ()  # (suite, scored clause) that lacks signals in some episode
-    lacking: tuple[frozenset[str], ...] = ()  # scored clauses that lack signals in each episode, [n]; empty = none lack
+    lacking: tuple[frozenset[str], ...] = ()  # for each episode, [n], the scored clauses that lack signals
     changes: tuple[ActionChanges, ...] = ()  # how a filter changed the actions of each episode, [n]; empty = unknown
     code: tuple[str, ...] = ()
     """Texts that identify the code that recorded the runs (`sources.runs.folder.recorded_code`); empty for archives."""
 
     def __len__(self) -> int:
-        # Lost episodes do not count, so results of lost episodes alone have length 0.
+        # Lost episodes do not count, so the length is 0 if all episodes are lost.
         return len(self.headers)
 
     @property
@@ -116,7 +116,7 @@ class PolicyResults(EpisodeOutcomes):
         return self if suite is None else self.select(lambda episode: episode.benchmark == suite)
 
     def rename_suites(self, names: Mapping[str, str]) -> PolicyResults:
-        # `names` maps every old suite name to the new name. All other results stay.
+        # `names` maps every old suite name to the new name. Everything else stays unchanged.
         headers = (msgspec.structs.replace(header, benchmark=names[header.benchmark]) for header in self.headers)
         lost = (msgspec.structs.replace(episode, benchmark=names[episode.benchmark]) for episode in self.lost)
         judged_clauses, missing_clauses = (
@@ -165,11 +165,11 @@ def split_by_policy(
     """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
     last.
 
-    `headers` has each scored episode's header, in the order of `scores`, [E]. Episodes without a policy get the policy
+    `headers` are the scored episodes' headers, in the order of `scores`, [E]. Episodes without a policy get the policy
     name `(unnamed)`. `source` distinguishes two policies with the same name. Policies named in `privileged` saw
     simulator state that no real robot has. `left_out` maps a policy to a sentence, without the final period, for
-    each kind of episode that its scores lack. `uncounted` maps a policy to phrases on planned episodes that neither the
-    scores nor `lost` has. The fields `earlier_resets` and `kitchens` stay empty.
+    each kind of episode that its scores lack. `uncounted` maps a policy to phrases on planned episodes that are neither
+    in the scores nor in `lost`. The fields `earlier_resets` and `kitchens` stay empty.
     """
     # An episode with neither a success value nor a verdict on safety becomes a lost episode.
     is_known = scores.is_counted | scores.is_judged
@@ -224,7 +224,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
     suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
     all_suites = set().union(*suites)
-    # The numbers of suites add up to the number of all suites only if no suite occurs twice.
+    # The sources' numbers of suites add up to the number of distinct suites only if no suite occurs twice.
     return same_protocol and sum(map(len, suites)) == len(all_suites) and len(set(map(is_chosen, all_suites))) < 2
 
 
@@ -283,7 +283,7 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     }
 
     def identify_start(header: Header, kitchen: Kitchen | None) -> Header:
-        # `kitchen` is the kitchen that the episode recorded; None = it recorded none, so the header stays as it is.
+        # `kitchen` is the kitchen that the episode recorded; None = it recorded none, and the header stays unchanged.
         if header.init_state_index is not None or kitchen is None:
             return header
         start = starts.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))
@@ -329,7 +329,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
         if len(distinct) > 1 and ("unknown" in distinct or not is_marked_elsewhere):
             yield f"Results may depend on different versions of {name}: {' and '.join(distinct)}."
-    # For each policy: True if an episode has only net forces, False if an episode has forces of single contacts.
+    # Each policy's set contains True if an episode has only net forces, and False if one has forces of single contacts.
     force_kinds = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     # Both kinds of forces occur in the compared episodes.
     if set().union(*force_kinds) == {True, False}:
@@ -470,7 +470,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
     """Return (policy, suite) -> result of `judge_identity` -> number of episodes with this result."""
-    # The result says that the episode ran the official task of this name, or why this is not certain.
+    # A result of `judge_identity` says that the episode ran the official task of its name, or why this is not certain.
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:

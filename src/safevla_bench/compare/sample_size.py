@@ -18,7 +18,7 @@ from safevla_recorder.episode import Floats, Ints
 LEAST_DIFFERENCE = 1e-6
 """The smallest difference of rates that can be planned for. A smaller difference has no practical meaning."""
 _SIGN_FLIP_TEST = "Sign-flip test of the tasks' differences"
-_UNLIMITED_EPISODES = 10**9  # a number of episodes per task with negligible sampling error within a task
+_UNLIMITED_EPISODES = 10**9  # so many episodes per task that the sampling error is negligible
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan for a verdict of `compare`: for tasks like these (sign flips), or on a single task (McNemar's test).
+    """A plan for a verdict of `compare`: for similar tasks (sign flips), or on a single task (McNemar's test).
 
     `episodes` is the number of episodes per policy and task that detects the difference with the requested power; null
     if no number does. With fewer than `least_tasks` tasks, no number of episodes reaches that power. `least_tasks` is
@@ -191,7 +191,7 @@ def flip_power(
     if tasks <= _SIMULATED_TASKS:
         # [simulations, tasks]: simulated sums of the differences in each task
         sums = np.rint(episodes * abs(difference) + sum_deviation * _normal_draws(tasks))
-        # A flip of the signs of some tasks does not reduce the sum over all tasks if these tasks' total is at most 0.
+        # Flipping the signs of a subset of tasks with a total of at most 0 does not reduce the sum over all tasks.
         # The matrix has a column for each subset, with 1 for the tasks in the subset.
         subset_totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
         # The two-sided p-value is twice the share of such subsets.
@@ -236,7 +236,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     mid_p = 2 * bdtr(rarer_counts, pair_counts, 0.5) - binomial_pmf(rarer_counts.astype(np.int64), pair_counts, 0.5)
     rarer_counts = np.where(mid_p <= 1 - confidence + 1e-12, rarer_counts, rarer_counts - 1)
     # For each number of discordant pairs: the probabilities of the two significant results.
-    # In the first, the better policy wins rarely; in the second, the worse policy wins rarely.
+    # In the first result, the better policy wins rarely; in the second result, the worse policy wins rarely.
     tails = [
         np.where(rarer_counts >= 0, bdtr(np.maximum(rarer_counts, 0), pair_counts, rate), 0.0)
         for rate in (winning_share, 1 - winning_share)
@@ -251,7 +251,7 @@ def least_number(power_of: Callable[[int], float], power: float = POWER, most: i
     """
     # `power_of` returns the power for a number. `low` is always too small.
     low, high = 0, 1
-    while power_of(high) < power:  # doubles `high`, then bisects
+    while power_of(high) < power:  # double `high` until it is large enough, then bisect
         low, high = high, 2 * high
         if low > most:
             return None

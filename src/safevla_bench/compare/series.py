@@ -114,7 +114,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float  # two-sided p-value, adjusted for testing both SR and Safety (Holm)
     unknown: int = 0  # number of planned episodes without a value; the test omits such episodes at all checkpoints
     p_at_worst: float | None = None
-    """The adjusted p-value if unknown values count against the trend; 1 if they reverse it. Null if all are known."""
+    """The adjusted p-value if unknown values count against the trend; 1 for a reversed trend. Null if all are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
         # A member is a pair: the number in the run's name, and the run's results.
-        # `tasks` has the (suite, task) of each episode.
+        # `tasks` lists the (suite, task) of each episode.
         members.sort(key=lambda member: member[0])
         first_name, first_tasks = members[0][1].name, set(members[0][1].tasks)
         if len(members) < 2:
@@ -316,7 +316,7 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
     # Returns the value of each metric of `NUMBERS`. If a violation stopped an episode, only Safety is known.
     stopped_count = int(result.stopped_on_violation.sum())
     reason = f"{stopped_count} stopped" if stopped_count else ""  # the reason why a metric has no value
-    # `starts` has the initial state of each episode; intervals treat episodes with the same state as dependent.
+    # `starts` are the episodes' initial states; intervals treat episodes with the same state as dependent.
     numbers: dict[Metric, Rate | Mean] = {}
     for metric in NUMBERS:
         if metric is VSI:  # a mean, not a rate; `[None]` makes the values the only row of a table
@@ -329,7 +329,7 @@ def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metri
 
 
 def _list_warnings(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
-    # Returns the caveats of one series as sentences. `curves` has the curves of all series.
+    # Returns the caveats of one series as sentences. `curves` contains the curves of all series.
     # `members` are pairs of the number in a run's name and the run's results.
     # A curve begins with its series' first run, unless that run has no episode in the suite.
     results = [result for _, result in members]
@@ -353,7 +353,7 @@ def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
     # Some policy is not a checkpoint, or the checkpoints belong to several training runs.
     if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
         return []
-    if len({label.value for label in labels}) < len(labels):  # two names have equal values: step-1000, step-1k
+    if len({label.value for label in labels}) < len(labels):  # equal numbers, such as in step-1000, step-1k
         return []
     order = sorted(range(len(labels)), key=lambda k: labels[k].value)
     return list(measure_trends([ordered[k] for k in order]))

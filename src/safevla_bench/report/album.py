@@ -36,7 +36,7 @@ Replays = Mapping[EpisodeKey, Document]  # episode -> the JSON object in its rep
 
 @dataclass(frozen=True)
 class Album:
-    """The pictures of each episode with their data URIs. `left_out` is the number of pictures that are not in the page.
+    """The pictures of each episode, as data URIs. `left_out` is the number of pictures that are not in the page.
     `films` maps an episode to the address of its film, relative to the page.
     """
 
@@ -57,10 +57,10 @@ class ReplaySection:
 
 def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterator[tuple[EpisodeKey, Path, Frame]]:
     # Yield (key, run folder, frame) for each frame. A frame is a still, a film or a replay.
-    # A key is (policy, episode id), with the policy's new name. `names` has one mapping per path, or is empty.
+    # A key is (policy, episode id), with the policy's new name. `names` contains one mapping per path, or is empty.
     # Each mapping in `names` is recorded name -> new name. A policy without a new name keeps its recorded name.
     for folder, new_names in zip(paths, names or [{}] * len(paths), strict=False):
-        # Only a run folder, which has the file `RUN`, can have frames.
+        # Only run folders contain frames. A run folder contains the file `RUN`.
         if (folder / RUN).exists():
             for frame in read_frames(folder):
                 yield (new_names.get(frame.policy, frame.policy), frame.episode_id), folder, frame
@@ -178,16 +178,16 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
 
 
 def _inert_json(document: object) -> Markup:
-    # Return JSON text that can be inserted into an HTML page as it is; equal documents give equal text.
+    # Return JSON text that can be inserted into an HTML page unchanged; equal documents give equal text.
     # Without the characters <, > and &, the text cannot end a script element or begin a tag.
     text = escape_json(msgspec.json.encode(document, order="deterministic")).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _describe_clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    # Yield a document for the 3-D player about each verdict in the episode, which must have a record.
+    # Yield a document for the 3-D player about each verdict in the episode. The episode must have a record.
     # `episode` is an index in the scores. `first` is the first violating record (-1 = none), `worst` the worst record.
-    # `spans` has the first and the last record of each violation.
+    # `spans` lists the first and the last record of each violation.
     # `bodies` are the bodies involved in the worst record, `bodies_first` those involved in the first violating record.
     fields = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)

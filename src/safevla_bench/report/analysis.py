@@ -89,7 +89,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Protocols) -
 def _compare_series(
     policies: Sequence[PolicyResults], intervals: IntervalMethod, protocols: Protocols
 ) -> SeriesComparison | None:
-    # Return the comparison of training checkpoints. Return None without a series, or if its runs cannot be compared.
+    # Return the comparison of training checkpoints. Return None without a series, or if the runs cannot be compared.
     # In a series, the policies' names differ only in a number, such as the training step.
     runs = find_series(policies)
     with suppress(RunError):  # the report has no section on the series if the runs cannot be compared
@@ -98,7 +98,7 @@ def _compare_series(
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
-    # Return the metrics under the paper's threshold variants. `rescore` judges the same records by another library.
+    # Return the metrics under the paper's threshold variants. `rescore` judges the same records with another library.
     # If `rescore` is None, only `scores` are used. Return None if the library does not allow the variants.
     with suppress(SpecError):  # raised if the library and the paper's threshold variants have different units
         return ablate_thresholds(scores, library, rescore)

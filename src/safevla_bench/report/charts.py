@@ -75,7 +75,7 @@ class PlotArea:
     bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
-        """Return the horizontal position of a record, 0 to 1000. A record outside the area is moved to its edge."""
+        """Return the horizontal position of a record, 0 to 1000. A record outside the chart is moved to an edge."""
         # `record` is an index, or a position between two records. `share` gives the record's position from 0 to 1.
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
@@ -88,7 +88,7 @@ class PlotArea:
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
-        """Return the vertical position of a value (or of each value in an array) [pixels]; may be outside the area."""
+        """Return the vertical position [pixels] of a value (or of each value in an array); may be outside the chart."""
         # The value `low` is drawn at `bottom` and `high` at `top`; pixels are counted downwards.
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 

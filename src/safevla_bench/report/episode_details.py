@@ -33,7 +33,7 @@ class Evidence:
     vacuous: Mapping[str, str]
 
     def trace(self, spec_id: str) -> SpecTrace | None:
-        # Return the trace of a specification, which has its signal, limit and verdict.
+        # Return the trace of a specification: the signal, the limit and the verdict.
         # Return None if the specification has no verdict or is not scored.
         return next((trace for trace in self.traces if trace.spec.spec_id == spec_id), None)
 
@@ -53,7 +53,7 @@ class EpisodeRecords:
         self._evidence: dict[int, Evidence] = {}  # index of an episode in the scores -> its evidence, once computed
 
     def __contains__(self, episode: int) -> bool:
-        # Return whether the episode has a record. `_batch_indices` has the record's index in the batch, or None.
+        # Return whether the episode has a record. `_batch_indices` contains the record's index in the batch, or None.
         return self._batch_indices[episode] is not None
 
     def header(self, episode: int) -> Header | None:
@@ -64,7 +64,7 @@ class EpisodeRecords:
     @property
     def stamps_s(self) -> Stamps:
         # Return a mapping: index of an episode in the scores -> the episode's time stamps (only if it has time stamps).
-        # The keys of `batch.stamps_s` are indices in the batch; `_batch_indices` has each episode's index in the batch.
+        # The keys of `batch.stamps_s` are indices in the batch, and so are the values in `_batch_indices`.
         stamps = self.batch.stamps_s if self.batch else {}
         return {
             episode: stamps[index]
@@ -74,7 +74,7 @@ class EpisodeRecords:
 
     def format_facts(self, episode: int) -> str:
         # Return the initial state, the seed, the number of records and the duration as text; "" without a record.
-        # `_batch_indices` has the index of each episode's record in the batch, or None.
+        # `_batch_indices` contains the index of each episode's record in the batch, or None.
         index = self._batch_indices[episode]
         if self.batch is None or index is None:
             return ""
@@ -121,7 +121,7 @@ class EpisodeRecords:
 
     def _select(self, episodes: Iterable[int]) -> Batch:
         # Return a batch with the records of these episodes, in this order; episodes without a record are skipped.
-        # `_batch_indices` has, for each episode of the scores, the record's index in the batch (None = no record).
+        # `_batch_indices` contains, for each episode of the scores, the record's index in the batch (None = no record).
         assert self.batch is not None
         indices = [self._batch_indices[episode] for episode in episodes]
         return select_episodes(self.batch, [index for index in indices if index is not None])

@@ -38,7 +38,7 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list: an episode's score (or, without a record, the known facts about it) and more columns."""
+    """One row of the list: an episode's score (or, without a record, the known facts about it) and further columns."""
 
     number: int  # position of the episode in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
@@ -56,7 +56,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def episode_id(self) -> str:
-        # `episode` has the facts and the score of this row's episode.
+        # `episode` contains the facts and the score of this row's episode.
         return self.episode.episode_id
 
     @property
@@ -77,12 +77,12 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fragile_under(self) -> str | None:
         """The physics variations that change verdicts, with affected specifications; None = no change or no replay."""
-        # `firmness` has the results of the episode's replays under varied physics; None = no replays.
+        # `firmness` contains the results of the episode's replays under varied physics; None = no replays.
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
         """Return the row as one flat JSON object. A value is None if it is unknown or depends on a missing record."""
-        # `episode` is the episode's score; without a record, it has only names, outcome and reason.
+        # `episode` is the episode's score; without a record, the score contains only names, outcome and reason.
         # `margin` is the margin to the worst specification's limit; None without a verdict.
         episode, margin = self.episode, self.margin
         names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
@@ -124,7 +124,7 @@ def list_episodes(
     rows = [_list_episode(scores, float(dt_s[index]), stamps_s.get(index), index, column) for index in indices]
     if column is not None:  # episodes without a record have no verdict
         return rows
-    # Episodes without a record have the numbers that follow those of the recorded episodes.
+    # Episodes without a record get the numbers that follow those of the recorded episodes.
     absent = [
         (index, episode) for index, episode in enumerate(scores.absent, len(scores)) if only is None or index in only
     ]
@@ -157,7 +157,7 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
     flat: list[Mapping[str, object]] = []
     for row in rows:
         index = row.number - 1
-        # Names and outcome are known even without a record. An episode with a record also has the values of the scores.
+        # Names and outcome are known even without a record. An episode with a record also has values in the scores.
         values = {name: getattr(row.episode, name) for name in (*NamedEpisode.__struct_fields__, "outcome")}
         score_values: dict[str, object] = {"counted": False}  # without a record, there are no scores
         if index < len(scores):
@@ -307,7 +307,7 @@ def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[Liste
     rho: smallest rho/threshold first; step: earliest violation [s] first; id: natural order; kind: kind of the worst
     violating body. Rows with equal VSI or time are ordered by rho/threshold; rows without a value come last.
     """
-    # `_ORDERS` has a function for each order, which returns a row's sort key.
+    # `_ORDERS` contains, for each order, a function that returns a row's sort key.
     return list(rows) if by is None else sorted(rows, key=_ORDERS[by])
 
 
@@ -321,7 +321,7 @@ def _margin_key(row: ListedEpisode) -> float | None:
 
 def _kind_key(row: ListedEpisode) -> tuple[bool, list[int]]:
     # Return a sort key: the kinds of the worst violating body (or pair of bodies), in the order of `BODY_KINDS`.
-    # `body_kinds` has the kinds of each violating body or pair.
+    # `body_kinds` lists the kinds of each violating body or pair.
     # Rows without bodies come last, because False sorts before True.
     kinds = row.body_kinds[0] if row.body_kinds else ()
     return not kinds, [BODY_KINDS.index(kind) for kind in kinds]

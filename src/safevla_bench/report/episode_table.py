@@ -55,7 +55,7 @@ class EpisodeEntry:
     def ending(self) -> str:
         # Return the ending and the verdict as text, such as `Failed, unsafe, fragile`.
         # Fragile means that varied physics changes a verdict.
-        # If `success` is None, the episode left no record. Then return the text that `ENDINGS` has for `kind`.
+        # If `success` is None, the episode left no record. Then return the text of `kind` in `ENDINGS`.
         episode = self.row.episode
         if episode.success is None:
             return ENDINGS[self.kind]
@@ -75,7 +75,7 @@ class EpisodeEntry:
 
     @property
     def first(self) -> str:
-        """The time of the first violation, or its step if no time is known."""
+        """The time of the first violation, or the violation's step if no time is known."""
         # Without a violation, the step is None, and the text is a dash.
         if self.row.first_violation_step is None:
             return NO_VALUE

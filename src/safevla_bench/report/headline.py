@@ -45,7 +45,7 @@ def build_headline(
     # Without any verdict, the answer says why Safety is unknown.
     if not has_verdict(aggregate):
         reason = "no episode was scored" if aggregate.outcomes else "there are no episodes"
-        # If episodes ran but have no verdict, the reasons why they have none replace the text above.
+        # If episodes ran but have no verdict, the reasons for this replace the text above.
         if aggregate.unjudged:
             reason = f"{NO_VERDICT} in {describe_unjudged(aggregate.no_verdict)}"
         return Headline(f"Safety is not known: {reason}.", tuple(filter(None, lost_sentences)))
@@ -79,7 +79,7 @@ def build_headline(
     return Headline(answer, tuple(filter(None, support)))
 
 
-_WIDE_INTERVAL = 0.3  # wider intervals get a warning; a share, so 0.3 is 30 points
+_WIDE_INTERVAL = 0.3  # intervals wider than this share get a warning; 0.3 is 30 points
 _WIDE_INTERVAL_SENTENCE = (
     "Some 95 % intervals are wider than 30 points: run more episodes before you rely on these numbers."
 )
@@ -163,7 +163,7 @@ def _safety_differences(comparison: Comparison | None) -> list[Difference]:
 
 
 def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bool) -> str:
-    # Return the answer for at least two policies; `rates` has the Safety of each: `count` of `n` episodes are safe.
+    # Return the answer for at least two policies; `rates` maps each to its Safety: `count` of `n` episodes are safe.
     # `is_ranked` is false if the comparison cannot say which policy is safer; then no policy is called best.
     violating_count = sum(rate.count < rate.n for rate in rates.values())
     violating = f"{violating_count or 'None'} of {len(rates)} policies"

@@ -146,7 +146,7 @@ def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: fro
 
 
 def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[str, object]:
-    # Return the template's variables that depend on single episodes. `episodes` has the lines of the page's table.
+    # Return the template's variables that depend on single episodes. `episodes` contains the lines of the page's table.
     # `case_numbers` maps an episode's number in the table to the position, from 1, among the worst episodes.
     worst = list(draw_worst(records, episodes.entries))
     return {
@@ -198,7 +198,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
     """Return a summary's `name`, text on unsafe episodes (`words`), and violation tables (`scored`, `others`)."""
     # A cell is the summary of one policy on one suite. `count` of the `n` judged episodes are safe.
     safety = cell.rates[SAFETY.key]
-    # The tier `safe` has the specifications that are scored; the others are diagnostics.
+    # The specifications of the tier `safe` are scored; all others are diagnostics.
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.violations.count]
     text = f"{safety.n - safety.count} of {safety.n} unsafe" if has_verdict(cell) else NO_VERDICT
     if violated_specs and has_verdict(cell):
@@ -226,16 +226,16 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 
 
 def drawn_episodes(scores: Scores) -> list[int]:
-    """Return the indices of the episodes whose records the page draws. They are unordered and may have duplicates."""
+    """Return the indices of the episodes whose records the page draws. The indices are unordered and may repeat."""
     # A caller that reads only these records can draw the same page as with all records.
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[dict[str, Any]]:
     """Yield a mapping for each of the worst episodes (at most 6). `entry` is the episode's line in the page's table.
-    `broken` has a trace and a chart for each violated specification, `kept` for each satisfied specification.
+    `broken` contains a trace and a chart for each violated specification, `kept` for each satisfied specification.
     """
-    # A trace has a specification's signal, limit and verdict. Numbers of episodes count from 1.
+    # A trace consists of a specification's signal, limit and verdict. Numbers of episodes count from 1.
     entry_by_number = {entry.row.number: entry for entry in entries}
     for episode in select_worst(records.scores):
         evidence = records.evidence(episode)

@@ -172,7 +172,7 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     strips = [("open", _OPEN, chart.gate)] if chart.gate is not None else []
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
     label_width = max(cell_len(text) for text in [*label_by_row.values(), *(name for name, _, _ in strips)])
-    # A line of the plot also has a space and the axis between label and characters.
+    # A line of the plot also contains a space and the axis, between label and characters.
     columns = max(FEWEST_COLUMNS, min(width - label_width - 2, MOST_COLUMNS))
     lines, times_s = [], chart.times_s
     # The records' horizontal positions in dots: proportional to the records' times if known, else equidistant.
@@ -225,7 +225,7 @@ def _braille_rows(dots: Bools) -> list[str]:
 
 def _flag_strip(flags: Bools, mark: str, across: Floats, columns: int) -> str:
     # Return a line of `columns` characters: `mark` where a record is flagged, else a space.
-    # `across` has each record's horizontal position in dots; a character is two dots wide.
+    # `across` are the records' horizontal positions in dots; a character is two dots wide.
     record_columns = np.rint(across).astype(np.int64) // 2
     nearest_record = np.rint(np.interp(2 * np.arange(columns) + 0.5, across, np.arange(len(flags)))).astype(np.int64)
     # A column is marked if the nearest record, or any record within the column, is flagged.

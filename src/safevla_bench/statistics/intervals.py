@@ -74,7 +74,7 @@ def reconcile_interval(
     low, high = interval.low, interval.high
     rejects_zero = is_significant(p_value, confidence)
     has_open_end = rejects_zero & (low <= 0) & (high >= 0)  # the test rejects 0, but the interval contains it
-    is_positive = np.greater_equal(estimate, 0)  # true: an open low end becomes 0; false: an open high end
+    is_positive = np.greater_equal(estimate, 0)  # true: the low end may be the open one; false: the high end may
     # The index `[()]` turns an array without dimensions into a number.
     return make_interval(
         np.where(rejects_zero, np.where(has_open_end & is_positive, 0.0, low), np.minimum(low, 0.0))[()],
@@ -99,7 +99,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
     while True:
         point = a + fraction * (b - a)
         value = function(point)
-        # The point becomes a. b is the end on the other side of the zero, and c is the end that is no longer used.
+        # The new point becomes a, and b is the end on the other side of the zero. The dropped end becomes c.
         is_on_a_side = (value < 0) == (at_a < 0)
         c, at_c = np.where(is_on_a_side, a, b), np.where(is_on_a_side, at_a, at_b)
         b, at_b = np.where(is_on_a_side, b, a), np.where(is_on_a_side, at_b, at_a)
@@ -116,7 +116,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
             interpolated = at_a / (at_b - at_a) * at_c / (at_b - at_c)  # inverse quadratic interpolation
             interpolated = interpolated + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
             fraction = np.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), interpolated, 0.5)
-            # The next point is at least `width` from both ends. Solved functions stay at the same point.
+            # The next point is at least `width` from both ends. For a solved function, the point stays the same.
             fraction = np.where(is_unsolved, np.minimum(np.maximum(fraction, min_fraction), 1 - min_fraction), 0.0)[()]
 
 
@@ -215,7 +215,7 @@ def bounded_mean_ends(
 
     `weights` [R, n] sum to 1 in each row; `confidence` may have a value for each row, [R].
     """
-    # `levels` are the quantiles at the upper ends. `places` has for each row the index of its result.
+    # `levels` are the quantiles at the upper ends. `places` are the indices of the rows' results.
     levels, places = (1 + np.asarray(confidence)) / 2, np.arange(len(rows))
     if weights is None:  # equal rows have equal results, so each distinct row is computed once
         rows, levels, places = _distinct_rows(rows, levels)
@@ -236,7 +236,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
     """Test for each row of values in [0, 1], [R, n], whether the values have the mean `mean`. Return the two-sided
     p-values: 1 minus the confidence at which `bounded_mean_interval` ends at `mean`. NaN values are ignored.
     """
-    rows, means, places = _distinct_rows(rows, np.asarray(mean))  # `places` has each row's index in the distinct rows
+    rows, means, places = _distinct_rows(rows, np.asarray(mean))  # `places` maps rows to distinct rows
     # Each end of the interval is a quantile of a random sum.
     # `p_below` is the probability that the lower end's sum is below `mean`.
     # `p_above` is the probability that the upper end's sum is above `mean`.
@@ -247,9 +247,8 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, Ints]:
-    """Pair sorted rows with their parameters. Return the `K` distinct pairs, [K, n] and [K], and each row's pair index.
-
-    With many policies, many rows are equal, so that less remains to compute. `parameters` is one number or [R].
+    """Pair sorted rows with their parameters. Return the `K` distinct pairs, [K, n] and [K], and each row's index among
+    the pairs. With many policies, many rows are equal, which saves time. `parameters` is one number or [R].
     """
     keys = np.column_stack([np.sort(rows, axis=1), np.broadcast_to(parameters, len(rows))])  # [R, n + 1]
     index_of_key: dict[bytes, int] = {}
@@ -259,10 +258,10 @@ def _distinct_rows(rows: Floats, parameters: Floats) -> tuple[Floats, Floats, In
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return points and their counts, [R, M] each. A row has 1, then its distinct values, most frequent first."""
+    """Return points and their counts, [R, M] each. After a first point 1, the row's values follow, sorted by count."""
     # `rows` [R, n] has values from 0 to 1; NaN values are left out. The first point, 1, is an added value with count 1.
     # Values of 1 form a second point at 1. Rows with fewer distinct values are filled with points of count 0.
-    # The order by frequency puts values that occur once into common columns, for which `_integrate` is faster.
+    # In this order, columns at the end contain only values that occur once. `_integrate` is faster for such columns.
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -273,7 +272,7 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     return points, counts
 
 
-@lru_cache(maxsize=4096)  # many specifications have the same few severities
+@lru_cache(maxsize=4096)  # many specifications share the same few severities
 def _solve_one_row(values: tuple[float, ...], value_counts: tuple[float, ...], level: float) -> float:
     # Returns the result of `_solve_spacings` for one row.
     # The result is the quantile `level` of a random weighted mean of the values and an added value of 1.
@@ -291,7 +290,7 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
 
     # `spreads` are the standard deviations of sum D_i x_i. Probabilities are compared as normal quantiles.
     totals = counts.sum(axis=1)
-    goals = np.broadcast_to(ndtri(level), len(points))  # `level` as normal quantiles, [R]
+    goals = np.broadcast_to(ndtri(level), len(points))  # the normal quantile of each row's `level`, [R]
     means = (counts * points).sum(axis=1) / totals
     spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / totals / (totals + 1))
     low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))  # bounds of the solution
@@ -308,9 +307,9 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
         probabilities = np.clip(_spacing_cdf(points[rows], counts[rows], solutions[rows]), 1e-15, 1 - 1e-15)
         value, point = ndtri(probabilities) - goals[rows], solutions[rows]
         low[rows], high[rows] = np.where(value < 0, point, low[rows]), np.where(value < 0, high[rows], point)
-        # The first step assumes that the quantile rises by 1 within one spread.
+        # The first step assumes that the normal quantile rises by 1 within one spread.
         rises = np.where(np.isnan(previous_value[rows]), 1.0, value - previous_value[rows])
-        # Without a rise, the step of 2 leaves the interval [low, high]. Then a bisection replaces this step.
+        # If the rise is 0, a step of 2 is tried. It leads outside of [low, high], so the interval is bisected instead.
         change = point - previous[rows]
         next_point = point - np.divide(value * change, rises, where=rises != 0, out=np.full(len(rows), 2.0))
         is_inside = (next_point >= low[rows]) & (next_point <= high[rows])
@@ -346,18 +345,19 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     points, counts = points[inner_rows], counts[inner_rows]
     centered = points - means[inner_rows, None]  # x_i - mean
     # The vertical line of the integral passes through the saddle s > 0 that minimizes exp(K(s)) / s on the real axis.
-    # `rates` are (x_i - mean) / (1 - s (x_i - mean)). `widths` is the scale on which the integrand falls on the line.
+    # `rates` are (x_i - mean) / (1 - s (x_i - mean)). `widths` are the scales on which the integrand falls.
     saddles = _find_saddles(centered, counts)
     rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
-    # `heights` is the logarithm of the integrand at the saddle. `falls` is its decrease from the saddle to each cut.
+    # `heights` are the logarithms of the integrand at the saddles.
+    # `falls` are the decreases of the logarithm from the saddle to each cut.
     heights = -(counts * np.log1p(-saddles[:, None] * centered)).sum(axis=1)
     cut_points = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
     falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cut_points[:, None]) ** 2))[:, 0]
     # Index in `_CUTS` of the point at which each row's integral ends. Rows with the same end are integrated together.
     cut_indices = (falls < _FALL).sum(axis=1)
     for cut in np.unique(cut_indices):
-        step = (5, 3, 3, 3, 1)[cut]  # every fifth, third or single point of `_LINE` is used
+        step = (5, 3, 3, 3, 1)[cut]  # use every fifth, every third, or every point of `_LINE`
         line = _LINE[: _CUTS[cut] : step]
         rows = np.flatnonzero(cut_indices == cut)
         for chunk in np.array_split(rows, len(rows) // _ROWS + 1):
@@ -386,11 +386,11 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
     """Return P(Q > 0) of each row: the integral in `_spacing_cdf` along the vertical line through the row's saddle."""
     # `rates` and `counts` are [R, M].
     # The arrays `saddles`, `widths` and `heights` (logarithms of the integrand at the saddle) are [R].
-    # `line` has the evenly spaced points t of the integral; the imaginary part of s is width * sinh(t).
+    # `line` are the evenly spaced points t of the integral; the imaginary part of s is width * sinh(t).
     ordinates = widths[:, None] * np.sinh(line)
     # Factors of values that occur once are multiplied as complex numbers, without logarithms and arctangents.
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
-    # The product of the other values' factors at each point: the logarithm of its magnitude, and its angle.
+    # All other factors are represented by the logarithm of the product's magnitude and by the product's angle.
     scaled, repeats = rates[:, ~is_single, None] * ordinates[:, None], counts[:, None, ~is_single]
     logs = heights[:, None] - 0.5 * (repeats @ np.log1p(scaled**2))[:, 0]
     angles = (repeats @ np.arctan(scaled))[:, 0]
@@ -445,8 +445,8 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the exact interval of a success rate, given the number of trials up to and including the first success.
 
-    The number of trials has a geometric distribution. If the true rate is the upper end, `trials` or more trials are
-    needed with probability (1 - confidence)/2. If the rate is the lower end, `trials` suffice with this probability.
+    The number of trials has a geometric distribution. If the true rate is the upper end, at least `trials` are needed
+    with probability (1 - confidence)/2. If it is the lower end, at most `trials` are needed with the same probability.
     """
     tail = (1 - confidence) / 2
     low = 1 - (1 - tail) ** (1 / trials)
@@ -532,7 +532,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
         return [None] * rows
     is_counted = ~np.isnan(values)
     filled = np.where(is_counted, values, 0.0)  # NaN adds 0 to sums
-    # Resample only rows with different values or with NaN. In any other row, all resamples have the same mean.
+    # Resample only rows that contain different values or NaN. In any other row, all resamples have the same mean.
     has_gaps = is_counted.any(axis=1) & ~is_counted.all(axis=1)
     varying_rows = np.flatnonzero((np.ptp(filled, axis=1) > 0) | has_gaps)
     means = _resample_means(filled[varying_rows], is_counted[varying_rows], generator)
@@ -547,7 +547,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
 
 
 def _resample_means(filled: Floats, is_counted: Bools, generator: np.random.Generator) -> Floats:
-    # Returns the mean of each row's counted values in each resample, [M, RESAMPLES]; NaN without a counted value.
+    # Returns the mean of each row's counted values in each resample, [M, RESAMPLES]; NaN if there is none.
     # `filled` [M, n] has 0 where `is_counted` [M, n] is false. A resample is n random episodes with replacement.
     from scipy.sparse import csr_array  # loads slowly
 
@@ -621,7 +621,7 @@ def rate_sample_size(
 
 
 def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
-    """Return the probability that the exact interval of n episodes is on the side of `limit` where the rate is."""
+    """Return the probability that the exact interval of n episodes lies on the same side of `limit` as the rate."""
     from scipy.special import bdtrc
 
     tail = (1 - confidence) / 2
@@ -727,12 +727,12 @@ class SequentialLook:
 def sequential_look(
     steps: Steps, gained: Sequence[int], rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
 ) -> SequentialLook:
-    """Return the last look of a sequential test of a rate; each of a planned number of looks may end the test.
+    """Return the last look of a sequential test of a rate; each of the planned looks may end the test.
 
     After a share s of the planned steps, each side of the test may have spent half of the error times s² (K. Kim
     and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are as tight as this error allows. They follow from the
-    probability of reaching each sum without an end at an earlier look. It is computed recursively, so that the error is
-    exact for any steps.
+    probability of reaching each sum without an end at an earlier look. The probability is computed recursively, so that
+    the error is exact for any steps.
 
     `steps` are the sizes of each round's steps so far, and `gained` [K] sums those of the successful steps. `rate` is
     the probability of success of each step under the hypothesis. `shares` [K or more] are the shares of the planned
@@ -765,7 +765,7 @@ def sum_limits(
         for size, repeats in sorted(Counter(sizes).items()):  # add the successful steps of this round to the sums
             chances = np.convolve(chances, _scaled_binomial_pmf(size, repeats, rate))
         tail_errors = np.cumsum([chances, chances[::-1]], axis=1)  # P(the k + 1 smallest or largest sums)
-        # The error probability that this look may still spend on each side; 1e-15 is for rounding.
+        # The error probability that this look may still spend on each side; 1e-15 allows for rounding.
         budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
         # How many of the smallest and of the largest sums end the test at this look.
         below_count, above_count = (tail_errors <= budget[:, None]).sum(axis=1).tolist()

@@ -1,8 +1,8 @@
 """Significance tests of differences, with the intervals that the tests imply; multiplicity adjustment; tests of trends.
 
-Results on several tasks answer two questions. The first is about repeating these tasks: episodes are compared within
+Results on several tasks answer two questions. The first is about repeating the tasks: episodes are compared within
 each task, and McNemar's test and sign flips of pairs have mid-p-values, which count only half of the observed outcome's
-probability. The second is about other tasks like these: the mean difference of each task is one observation, and
+probability. The second is about similar tasks: the mean difference of each task is one observation, and
 p-values are exact.
 """
 
@@ -54,8 +54,8 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
     In each row of the table of outcomes, outcomes beyond two thresholds are at least as extreme as the observed one.
     Their total probability is a sum over rows of the row's binomial probability times two binomial tails; the p-value
     is its supremum over the common proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa
-    and J. J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if all episodes are
-    equal, because the statistic then does not exist.
+    and J. J. Shuster, Journal of the Royal Statistical Society A 148 (1985) 317-327. Returns 1 if the
+    event occurs in all episodes or in none, because the statistic then does not exist.
 
     >>> round(barnard_p(9, 10, 3, 10), 5)
     0.00796
@@ -70,7 +70,7 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = intervals.CONFIDENCE) -> MeanTest:
     """Return Barnard's test of count/n minus other/m. Newcombe's interval is adjusted to agree with the test."""
     # The outcome occurs in `count` of n episodes of the first policy, and in `other` of m episodes of the second.
-    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     p_value = barnard_p(count, n, other, m)
 
     def find_interval() -> intervals.Interval | None:
@@ -104,7 +104,7 @@ def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]
     root = np.sqrt(np.maximum(0.0, half_b * half_b - a * c))
     low, high = np.floor((-half_b - root) / a), np.ceil((-half_b + root) / a)
     low, high = np.clip(low, -1, m).astype(np.int64), np.clip(high, 0, m + 1).astype(np.int64)
-    # An outcome in which all episodes are equal is not extreme, because its statistic does not exist.
+    # If all episodes are equal, the statistic does not exist, and the outcome counts as not extreme.
     if limit > 0:
         low[0], high[0] = -1, max(high[0], 1)
         low[n], high[n] = min(low[n], m - 1), m + 1
@@ -115,7 +115,7 @@ def _find_supremum(region: tuple[Ints, Ints], n: int, m: int) -> float:
     # Returns the largest probability of a region from `_barnard_region` over all proportions: on a grid, then refined.
     # The region consists of outcomes (x of n, y of m); a proportion is the common probability of both policies.
     def probability(proportion: float) -> float:
-        # Returns the probability of the region if both policies have this probability of an event.
+        # Returns the region's probability if the event has the probability `proportion` for both policies.
         return _region_probability(region, n, m, proportion)
 
     # The grid is denser near 0 and 1, where the probability changes faster.
@@ -146,7 +146,7 @@ def _refine_maximum(probability: Callable[[float], float], low: float, high: flo
 
 
 def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: float) -> float:
-    # Returns the probability that (x of n, y of m) is in the region, if x and y are binomial with this proportion.
+    # Returns the probability that (x of n, y of m) is in the region, if x and y are binomial with `proportion`.
     # For each x, the region contains y <= `region[0][x]` and y >= `region[1][x]`.
     # Values of x beyond nine standard deviations from the mean are negligible.
     from scipy.special import bdtr
@@ -165,7 +165,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
 
 
 _EXACT_TERMS = 13  # up to this number of terms, all subsets are listed
-_GRID = 1 << 15  # number of steps to which sums of magnitudes are rounded
+_GRID = 1 << 15  # sums of magnitudes are rounded to this number of steps
 _CELLS, _LEVELS = 2048, 1000  # numbers of steps of sums and of weights in a table of subsets
 _TOLERANCE = 1e-12  # sums closer than this count as equal
 
@@ -185,21 +185,22 @@ class MeanTest:
         The interval excludes 0 if and only if the p-value is significant; an end of 0 is then open. The interval is
         computed on first use, because its computation takes longer than the p-value's.
         """
-        return self.find_interval()  # a function that the test was created with
+        return self.find_interval()
 
 
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = intervals.CONFIDENCE) -> MeanTest:
-    """Return the exact sign-flip test of the hypothesis that differences in tasks like these are symmetric about zero.
+    """Return the exact sign-flip test of the hypothesis that differences of similar tasks are symmetric about zero.
 
     `differences` are the mean differences of the tasks, from -1 to 1, and `weights` are positive, [K] each, or [R, K]
     for `R` pairs of policies. The interval estimates the center of symmetry. It is None if there are too few tasks to
     reject any center: fewer than six at 95 %. With up to 13 tasks, both ends are order statistics of the weighted
     means of all subsets.
     """
-    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     rows, tasks, is_single = np.atleast_2d(differences), differences.shape[-1], differences.ndim == 1  # rows: [R, K]
     weight_rows = np.broadcast_to(weights, rows.shape)
-    if tasks > _EXACT_TERMS:  # too many subsets to list; `tie_weight` 1 counts outcomes as extreme as the observed one
+    # With `tie_weight` 1, outcomes exactly as extreme as the observed outcome count fully.
+    if tasks > _EXACT_TERMS:  # too many subsets to list
         tests = [_flip_signs(row, w, confidence, tie_weight=1.0) for row, w in zip(rows, weight_rows, strict=True)]
         flipped = tests[0] if is_single else join_tests(tests)
     else:
@@ -217,7 +218,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = in
     return flipped if can_reject else MeanTest(flipped.p_value, lambda: None)
 
 
-_MAX_SUBSETS = 1 << 20  # limit on the product: number of subsets x pairs of policies that are tested at a time
+_MAX_SUBSETS = 1 << 20  # limit on the number of subsets times the number of pairs of policies tested at a time
 
 
 def _exact_p_values(differences: Floats, weights: Floats) -> Floats:
@@ -270,9 +271,9 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
     the American Statistical Association 64 (1969) 1303-1317). The probability of outcomes that are exactly as extreme
     as the observed outcome is multiplied by `tie_weight`: 1, or 0.5 for a mid-p-value.
     """
-    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     estimate = float(differences @ weights / weights.sum())
-    # Up to `_EXACT_TERMS` differences, all subsets are listed; above, sums are rounded in a table or on a grid.
+    # Up to `_EXACT_TERMS` differences, all subsets are listed; with more, sums are rounded in a table or on a grid.
     is_on_grid = tie_weight < 1 and len(differences) > _EXACT_TERMS
     # `sides` are functions that return shares of subsets: for the differences, and for the negated differences.
     if tie_weight == 1 and len(differences) > _EXACT_TERMS:
@@ -296,12 +297,13 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie_wei
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""Returns for each center the share of all subsets with a mean below the center, and the share with this mean."""
+"""Returns for each center the share of subsets with a mean below it, and the share of subsets with an equal mean."""
 
 
 def _doubled_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floats:
     # Returns for each center the one-sided p-value times 2.
-    # The p-value is the share of subsets with a lower mean, plus `tie_weight` times the share with the same mean.
+    # The p-value is the share of subsets with a mean below the center, plus a part of the share with an equal mean.
+    # `tie_weight` is this part.
     # `shares` is a function that returns both shares for each center.
     below, equal = shares(centers)
     return 2 * (below + tie_weight * equal)
@@ -309,7 +311,7 @@ def _doubled_p_value(shares: Shares, tie_weight: float, centers: Floats) -> Floa
 
 def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
     # Returns a function that computes two shares for each center.
-    # The first share is of subsets with a weighted mean below the center, the second of those with an equal mean.
+    # One share is of subsets whose weighted mean is below the center, the other of subsets whose mean equals it.
     # The shares are exact, because all subsets are listed.
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, weight_sums = subsets @ (scaled * differences), subsets @ scaled
@@ -324,11 +326,11 @@ def _make_subset_shares(differences: Floats, weights: Floats) -> Shares:
 
 def _make_grid_shares(differences: Floats, weights: Floats) -> Shares:
     # Returns a function that computes two shares for each center.
-    # The first share is of subsets with a weighted mean below the center, the second of those with an equal mean.
+    # One share is of subsets whose weighted mean is below the center, the other of subsets whose mean equals it.
     # The shares are approximate, because sums are rounded to a grid.
     @cache
     def find_share(center: float) -> tuple[float, float]:
-        # A subset's mean is below the center if its differences from the center have a negative weighted sum.
+        # A subset's mean is below the center if the weighted sum of its members' distances from the center is negative.
         return _subset_shares_on_grid(weights * (differences - center))
 
     def find_shares(centers: Floats) -> tuple[Floats, Floats]:
@@ -354,7 +356,8 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
     q = next(exact_q, None)  # None = no such q, so sums are rounded to `_CELLS` steps
     scale, tolerance = (_CELLS / total, 0.5) if q is None else (float(q), 1e-9)
     weight_steps, sum_steps = (np.rint(values).astype(np.int64) for values in (weights / unit, sums * scale))
-    # `table` [weight, sum] holds the shares of all subsets. Rows end at `top`; columns are from `first` to `last`.
+    # `table` [weight, sum] holds the shares of all subsets.
+    # Its rows in use end at `top`, and its columns in use are those from `first` to `last`.
     zero = first = last = -int(sum_steps[sum_steps < 0].sum())
     table, top = np.zeros((int(weight_steps.sum()) + 1, int(np.abs(sum_steps).sum()) + 1)), 0
     table[0, zero] = 1.0
@@ -388,7 +391,7 @@ def _find_flip_low_end(
     # `find_p` returns twice the one-sided p-value of each center, and `p_at_zero` is the value for the center 0.
     # `estimate` is the weighted mean.
     # `is_on_grid` is true if p-values take long to compute.
-    # The search keeps the end between `outer`, a center that is rejected, and `inner`, which is not.
+    # The search keeps the end between `outer`, which is a rejected center, and `inner`, which is an accepted center.
     outer, inner = -1.0, estimate
     if estimate > 0:  # the sign of the end must agree with the test's decision about 0
         outer, inner = (0.0, estimate) if intervals.is_significant(p_at_zero, confidence) else (-1.0, 0.0)
@@ -424,7 +427,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     """Return the share of the subsets of `terms` [K] that have a sum below zero, and the share with a sum of zero."""
     # Sums are rounded to a grid, unless the terms are small integers.
     # `observed` is the sum of the magnitudes of all negative terms.
-    # Add up a subset's positive terms and the magnitudes of the negative terms that it lacks.
+    # Add up a subset's positive terms and the magnitudes of the negative terms that the subset lacks.
     # The subset's sum is below zero exactly if this total is below `observed`.
     magnitudes = np.abs(terms)
     total = float(magnitudes.sum())
@@ -432,7 +435,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
     steps = np.rint(magnitudes) if is_exact else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding shifts sums by half the errors
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding adds half of the errors on average
     # Sums within `slack` of `observed` count as equal. The slack covers the rounding errors.
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
@@ -443,7 +446,7 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
             chances[step:top] += chances[: max(0, top - step)]
             chances[:top] *= 0.5
             continue
-        # The number of the `repeats` equal terms that a random subset contains is distributed like heads of fair coins.
+        # A random subset contains each of the `repeats` equal terms with probability 1/2, like heads of fair coins.
         new_chances = np.zeros(top)
         for head_count, chance in _likely_heads(int(repeats)):
             shifted = chances[: max(0, min(old_top, top - head_count * step))]
@@ -455,8 +458,8 @@ def _subset_shares_on_grid(terms: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _likely_heads(coins: int) -> list[tuple[int, float]]:
-    # Returns the likely outcomes of flips of `coins` fair coins.
-    # Each is a pair: a number of heads with a probability above 1e-17, and this probability.
+    # Returns the likely numbers of heads if `coins` fair coins are flipped.
+    # Each number is in a pair with its probability, which is above 1e-17.
     chances = intervals.binomial_pmf(np.arange(coins + 1), coins, 0.5)
     return [(int(heads), float(chances[heads])) for heads in np.flatnonzero(chances > 1e-17)]
 
@@ -469,7 +472,8 @@ def mcnemar_test(
 ) -> MeanTest:
     """Return McNemar's mid-p test of n pairs. Tango's interval of the difference is adjusted to agree with the test."""
     # In `only_first` pairs, only the first member has the outcome; in `only_second` pairs, only the second member.
-    # Counts may be arrays [R], for R tests. A `MeanTest` has the p-value and a function that computes the interval.
+    # Counts may be arrays [R], for R tests.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> intervals.Interval | None:
@@ -520,7 +524,7 @@ def score_difference(
     """
     from scipy.special import ndtr
 
-    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     z = intervals.normal_quantile(confidence)
     # The score of the hypothesis of no difference is nearly standard normal.
     p_values = np.minimum(1.0, 2 * ndtr(-np.abs(_score(counts, sizes, others, other_sizes, 0.0))))
@@ -536,7 +540,8 @@ def score_difference(
 
 def _find_score_low_end(counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, z: float) -> Floats:
     # Returns the lower end of the interval of `score_difference`: the difference at which the score is z.
-    # If the score is above z at both `outer` and `inner`, the end is `inner`; if it is at neither, the end is `outer`.
+    # If the score is above z at both `outer` and `inner`, the end is `inner`.
+    # If the score is below z at both `outer` and `inner`, the end is `outer`.
     def excess(difference: Floats) -> Floats:
         # Returns by how much the score at each supposed difference exceeds z: by 0 at the interval's end.
         return _score(counts, sizes, others, other_sizes, difference) - z
@@ -592,8 +597,8 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: intervals.Reals) 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
     """Return the two policies' most likely rates in each task if they differ by `difference`: a root of a cubic."""
     # In each task, the outcome occurs in x of the first policy's n episodes, and in y of the second's m.
-    # The difference is the first rate minus the second. Its last axis has one item, which applies to all tasks.
-    # The first policy's rate is the root of a r³ + b r² + c r + d between 0 and 1 that the cosine selects.
+    # The difference is the first rate minus the second. The last axis of `difference` has one item, for all tasks.
+    # The first policy's rate r is a root of a r³ + b r² + c r + d. The formula with the cosine gives the correct root.
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))
@@ -619,7 +624,7 @@ def paired_mean_test(differences: Floats, confidence: float = intervals.CONFIDEN
     violations and the other has frequent shallow violations, their means may be equal, but their differences are
     skewed. The differences of `R` pairs of policies are [R, n], NaN if missing.
     """
-    # A `MeanTest` has the p-value and a function that computes the interval when it is needed.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     rows, is_single = np.atleast_2d(1 + differences) / 2, differences.ndim == 1
     p_values = intervals.mean_p_values(rows, 0.5)
 
@@ -638,8 +643,8 @@ _P_HALVINGS = 12
 def invert_interval(
     measure: Callable[[float], intervals.Interval], confidence: float = intervals.CONFIDENCE
 ) -> MeanTest:
-    """Return the test that is implied by `measure`, which returns the interval at a confidence. The p-value is 1 minus
-    the confidence at which the interval ends at 0.
+    """Return the test that is implied by `measure`, which returns the interval at a given confidence. The p-value is
+    1 minus the confidence at which the interval ends at 0.
     """
 
     def excludes_zero(level: float) -> bool:
@@ -647,7 +652,7 @@ def invert_interval(
         interval = measure(level)
         return interval.low > 0 or interval.high < 0
 
-    # A `MeanTest` has the p-value and a function that computes the interval.
+    # The `MeanTest` contains the p-value, and a function that computes the interval on demand.
     # 0 is rejected at the confidence `low` (or `low` is 0), but not at `high` (or `high` is 1).
     low, high = (confidence, 1.0) if excludes_zero(confidence) else (0.0, confidence)
     for _ in range(_P_HALVINGS):
@@ -660,19 +665,20 @@ def invert_interval(
 
 
 Unit = tuple[float, ...]
-"""A state or task: number of good or unknown episodes, number of unknown episodes, further inputs of the test."""
-_MAX_CHOICES = 2000  # limit on the number of choices of bad episodes that are tried
+"""A state or task: number of good or unknown outcomes, number of unknown outcomes, further inputs of the test."""
+_MAX_CHOICES = 2000  # limit on the number of choices of bad outcomes that are tried
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
-    """Return the largest k such that a verdict holds whichever k unknown episodes are bad; None if it fails for k = 0.
+    """Return the largest k such that a verdict holds whichever k unknown outcomes are bad; None if it fails for k = 0.
 
-    The given `units` count unknown episodes as good. `stays` returns whether the verdict holds for changed units. All
-    choices of one bad episode are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
+    The given `units` count unknown outcomes as good. `stays` returns whether the verdict holds for changed units. All
+    choices of one bad outcome are tried, then all choices of two, and so on, up to 2,000 choices in total. Because of
     this limit, the result may be too small, but it is never too large.
     """
-    # A unit is a tuple: its number of good or unknown episodes, its number of unknown episodes, and any other values.
-    # Each choice counts its distinct units. At first, no unknown episode is bad; each round makes one more episode bad.
+    # A unit is a tuple: its number of good or unknown outcomes, its number of unknown outcomes, and any other values.
+    # A choice counts how often each unit occurs.
+    # At first, no unknown outcome is bad; each round makes one more outcome bad.
     choices, largest_k, tried_count = [Counter(units)], None, 0  # None until the verdict holds for k = 0
     while choices:
         tried_count += len(choices)
@@ -712,13 +718,13 @@ def max_t_adjust(differences: Floats) -> Floats:
     order = np.flatnonzero(spreads[:, 0] > 0)
     if not len(order):
         return adjusted
-    # Sort the pairs with differences by their observed statistic, the largest first; `order` has their indices.
+    # Sort the pairs with differences by their observed statistic, the largest first; `order` are the pairs' indices.
     rows = differences[order] / spreads[order]
     observed = np.abs(rows.sum(axis=1))
     by_size = np.argsort(-observed, kind="stable")
     order, observed, rows = order[by_size], observed[by_size], rows[by_size]
     thresholds = observed - 1e-9 * np.maximum(observed, 1)  # the margin is for rounding
-    # `hits` counts for each pair the draws of signs in which the maximum below reaches the pair's observed statistic.
+    # `hits` counts, for each pair, the draws in which the step-down maximum reaches the pair's observed statistic.
     signs, hits = _list_signs(rows.shape[1], len(rows)), np.zeros(len(rows))
     for some_signs in np.array_split(signs, max(1, len(signs) * len(rows) // _IN_CACHE)):
         # Step-down: take the maximum over each pair and all pairs whose observed statistics are smaller, [R, draws].

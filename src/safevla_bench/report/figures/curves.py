@@ -39,8 +39,8 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     ]
     counted_curves = [curve for curve in sweep.curves if curve.n]
     policies = list(dict.fromkeys(curve.policy or UNNAMED for curve in counted_curves))
-    # Each panel is a title and curves. Each curve is the index of a policy and a rate for each threshold.
-    # A curve in `counted_curves` has a point for each threshold, with the rates of one policy on one suite.
+    # Each panel consists of a title and curves. Each curve consists of the index of a policy and a rate per threshold.
+    # A curve in `counted_curves` contains a point for each threshold, with the rates of one policy on one suite.
     # Without counted episodes, there are no panels, and `draw_panels` shows the text `empty`.
     panels: list[tuple[str, list[tuple[int, list[Rate]]]]] = []
     for suite in dict.fromkeys(curve.suite for curve in counted_curves):
@@ -76,7 +76,7 @@ def _draw_sweep_panel(
     marked_thresholds: Sequence[float],
 ) -> None:
     # Draw a line with a band for each curve, and a dotted vertical line at each of `marked_thresholds`.
-    # Each of `curves` is the index of a policy, and the policy's rates, one for each threshold.
+    # Each of `curves` consists of the index of a policy and of the policy's rates, one for each threshold.
     # Only every few points have a marker.
     # The first marker of each curve is at a different point, so that the markers of identical curves stay visible.
     marker_step = max(1, len(thresholds) // 5)
@@ -137,7 +137,7 @@ def _draw_series_panel(
     axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, label_range: tuple[float, float]
 ) -> None:
     # Draw a metric of one suite (None = all suites pooled), a curve per series.
-    # A label is the number in a run's name; `label_range` has the smallest and the largest label.
+    # A label is the number in a run's name; `label_range` is the smallest and the largest label.
     # `metric.scale` is 100 for rates in percent, else 1.
     full_scale = float(metric.scale)
     first_label, last_label = label_range
@@ -145,7 +145,7 @@ def _draw_series_panel(
     has_values = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(has_values):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    room = _ROOM_SHARE * (last_label - first_label) or 1.0  # with only one label, the room is 1
+    room = _ROOM_SHARE * (last_label - first_label) or 1.0  # with only one label, the free space is 1
     axes.set_xlim(first_label - room, last_label + room)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda number, _: format_label(number))

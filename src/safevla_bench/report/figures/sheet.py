@@ -39,7 +39,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
 _DASH_LENGTHS = ((4, 1.5), (1, 1), (5, 1.2, 1, 1.2), (2, 1), (7, 2), (3, 1, 1, 1, 1, 1), (1, 2.5))
 DASHES: tuple[Dash, ...] = ("-", *((0, lengths) for lengths in _DASH_LENGTHS))
-_STYLE = Path(__file__).with_name("sheet.mplstyle")  # matplotlib style with these sizes and colors
+_STYLE = Path(__file__).with_name("sheet.mplstyle")  # the matplotlib style of all figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page for whic
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Use matplotlib's defaults and this style within the context; restore the user's settings at its end."""
+    """Use matplotlib's defaults and the figures' style within the context; then restore the user's settings."""
     with mpl_style.context(["default", _STYLE]):
         yield
 
@@ -117,7 +117,7 @@ def _warn_undrawable(text: str, missing: str) -> None:
 
 @cache
 def _find_family(character: str) -> str | None:
-    # Return a font family that has a character: DejaVu Sans if possible, else a system font; None if there is none.
+    # Return a font family that has a character: DejaVu Sans if possible, else a system font; None if no font has it.
     # Fonts whose names begin with `_BOXES` are skipped, because they draw a box for every character.
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal"]
     # DejaVu Sans and then the normal weight, 400, sort first, because False is less than True.
@@ -190,11 +190,11 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
     """
     width_in, height_in = figure.get_size_inches().tolist()
     # The notes and the entries are one matplotlib legend: the notes are its title.
-    # `key` has the entries of the legend; remarks of the page follow the notes.
+    # `key` contains the entries of the legend; remarks of the page follow the notes.
     notes = (*notes, *PAGE.get().remarks)
     if notes or key:
         room_in = width_in - 2 * _MARGIN_IN
-        # An entry begins with its sign, if any: the short label used in the panels.
+        # If an entry has a sign (the short label used in the panels), the entry begins with the sign.
         labels = [wrap_text(f"{entry.sign}  {entry.name}".strip(), room_in - _MARK_IN, SMALL) for entry in key]
         longest_label = max((len(line) for label in labels for line in label.split("\n")), default=1)
         legend = figure.legend(

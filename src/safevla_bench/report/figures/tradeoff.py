@@ -32,7 +32,7 @@ class TradeoffPoint:
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPanel:
-    """A panel for one or several suites; `frontier` has corners (success, safety) in percent, by increasing success."""
+    """A panel for one or several suites; `frontier` lists corners (success, safety) in percent, by rising success."""
 
     title: str
     points: tuple[TradeoffPoint, ...]
@@ -104,9 +104,9 @@ def _make_panel(
         marker = marker_suites.index(group[0].suite or "") if marker_suites else series
         success, safety = (Rate.pool([cell.rates[metric.key] for cell in plotted]) for metric in (SR, SAFETY))
         points.append(TradeoffPoint(series, sum(cell.n for cell in plotted), success, safety, marker))
-    # The policy noop does nothing, so the frontier is only over the other policies.
+    # The policy noop does nothing, so the frontier ignores this policy.
     acting_points = [point for point in points if policies[point.series] != NOOP]
-    # Row 0 of `percent_band` has the values, without their intervals.
+    # Row 0 of `percent_band` contains the values; the other rows are the ends of intervals.
     corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting_points]
     frontier = pareto_frontier(corners) if len(corners) > 1 else ()  # one policy has no frontier
     return TradeoffPanel(title, tuple(points), frontier, tuple(missing))
@@ -116,7 +116,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
     """Return the points that no other point dominates, by increasing first coordinate. A point dominates another point
     if it is at least as good in both coordinates and better in one.
     """
-    # Points are visited by decreasing first coordinate. If first coordinates are equal, the second ones decrease.
+    # Points are visited by decreasing first coordinate. Among equal first coordinates, the second ones decrease.
     # So a point is dominated unless its second coordinate exceeds that of all earlier points.
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
@@ -171,7 +171,7 @@ def _axis_range(rates: Sequence[Rate]) -> tuple[float, float]:
 
 def _draw_panel(axes: Axes, panel: TradeoffPanel, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
     # Draw the frontier, and a marker with two intervals for each point; `xlim` and `ylim` are in percent.
-    # A point has a policy's success (x) and safety (y), the policy's index `series`, and the index of a marker shape.
+    # A point consists of success (x) and safety (y), the policy's index `series`, and the index of a marker shape.
     if not panel.points:
         sheet.draw_empty(axes, "Success or safety is unknown for each policy.")
         return

@@ -27,7 +27,7 @@ from safevla_recorder.episode import Bools
 @sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
     """Draw the heat map of violation rates, with a row per policy and suite. Without episodes, the figure says so."""
-    # A cell is the summary of one policy on one suite; its `axes` map a kind of limit to its violation rate.
+    # A cell is the summary of one policy on one suite; `axes` maps each kind of limit to a violation rate.
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     cells_by_suite: dict[str, list[Summary]] = {}
@@ -46,7 +46,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     for axes, (suite, suite_cells) in zip(grid, cells_by_suite.items(), strict=True):
         _draw_suite_rows(axes, suite_cells, kinds, [label_by_policy[policy_name(cell)] for cell in suite_cells])
         axes.set_title(sheet.wrap_text(suite, room_in=2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
-    # The last column has the number of judged episodes.
+    # The last column shows the number of judged episodes.
     column_names = [*(kind.replace("_", "\n") for kind in kinds), "n"]
     top_axis = grid[0].secondary_xaxis("top")
     top_axis.set_xticks(range(len(column_names)), column_names)
@@ -65,7 +65,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 def _draw_suite_rows(axes: Axes, cells: Sequence[Summary], kinds: Sequence[str], labels: Sequence[str]) -> None:
     # Draw a row for each policy of one suite: a rate for each of `kinds`, then the number of judged episodes.
-    # `cell.axes` maps a kind of limit to its violation rate. `labels` has the label of each row.
+    # `cell.axes` maps each kind of limit to a violation rate. `labels` are the labels of the rows.
     # Rows are at y = 0, 1, ..., and columns at x = 0, 1, ...; the first row is at the top.
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(cells) - 0.5, -0.5)
@@ -113,7 +113,7 @@ class MarginRow:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """The content of the figure of margins. `blocks` has the rows of each specification, one row per policy."""
+    """The content of the figure of margins. `blocks` contains the rows of each specification, one row per policy."""
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
@@ -123,9 +123,9 @@ class Margins:
 
 def compute_margins(scores: Scores) -> Margins:
     """Return the margins divided by the threshold (ρ/τ) in judged episodes, for each policy and scored specification.
-    `silent` names the specifications that have neither a margin nor a Boolean verdict in any episode.
+    `silent` lists the specifications that have neither a margin nor a Boolean verdict in any episode.
     """
-    # A row has one policy's margins to a limit; `n` is the number of episodes with a margin.
+    # A row contains one policy's margins to a limit; `n` is the number of episodes with a margin.
     # `unmeasured` is the number of violations that a Boolean signal decided, without a margin.
     policy_of_episode = np.array([policy or UNNAMED for policy in scores.policy], dtype=object)
     policies = tuple(dict.fromkeys(policy_of_episode.tolist()))
@@ -189,7 +189,7 @@ def draw_margins(value: Margins) -> Figure:
 
 def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], labels: Sequence[str], *, is_last: bool) -> None:
     # Draw the rows of one specification, one row per policy; the first row is at the top, with the greatest y.
-    # `labels` has the label of each policy, and `row.series` is a policy's index.
+    # `labels` are the labels of the policies, and `row.series` is a policy's index.
     # Only the last block has ticks on the shared axis.
     ys = range(len(rows) - 1, -1, -1)
     axes.set_ylim(-0.5, len(rows) - 0.5)

@@ -30,7 +30,7 @@ class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class PublishedCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published numbers of one policy on one suite; `violations` and `composition` have a % for each specification."""
+    """Published numbers of one policy on one suite; `violations` and `composition` give a % for each specification."""
 
     policy: str
     benchmark: str

@@ -91,7 +91,7 @@ def _split_rows(heights: Sequence[int], note_lines: int) -> list[slice]:
 
 def _table_width(table: Table) -> int:
     # Return the approximate width of the table in characters, with a gap of 2 between columns.
-    # A cell has its text and, on the same line, the details `below`. A text column counts as at most 40 characters.
+    # A cell shows its text and, on the same line, the details `below`. A text column counts as at most 40 characters.
     width = 0  # width of the columns so far, in characters
     for k, column in enumerate(table.columns):
         cell_lengths = [len(row[k].text) + len(row[k].below) for row in table.rows]
@@ -121,7 +121,7 @@ def _group_heading_lines(columns: Sequence[Column]) -> list[str]:
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
-    # One line has the groups' names, and the next line has horizontal rules. LaTeX counts columns from 1.
+    # One line contains the groups' names, and the next line contains horizontal rules. LaTeX counts columns from 1.
     headings, rules, first_column = [], [], 1
     for group, count in spans:
         empty_cells = " & ".join([""] * count)  # the empty headings of columns without a group

@@ -29,12 +29,12 @@ def render_text(table: Table, width: int | None = None) -> str:
     table that is too wide, texts are wrapped between words. A table that is still too wide is split into several, which
     all begin with the text columns that identify the rows. Only a long word or number makes a line wider than `width`.
     """
-    # A detail of a row's name is not in the row: a mark in the row refers to a note below the table.
+    # A detail of a row's name is not shown in the row. A mark in the row refers to a note below the table.
     mark_by_detail = _assign_marks([table])
     cells = [cell for row in table.rows for cell in (_mark_cell(row[0], mark_by_detail), *row[1:])]
     has_tall_row = any(len(_cell_lines(cell)) > 1 for cell in cells)
     lines = [wrap_text(escape_controls(table.title)), ""]
-    # Each part of the table has some of the columns. Its lines are the heading, and then the rows.
+    # Each part of the table shows some of the columns: first the heading, and then the rows.
     for head, *rows in _format_parts(table, mark_by_detail, width):
         # An empty line follows each row if any row has several lines; otherwise, it only follows the last row.
         lines += [head, *(f"{row}\n" for row in rows)] if has_tall_row else [head, *rows, ""]
@@ -43,7 +43,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables in compact form, without notes. A list at the end explains the marks and has the remarks."""
+    """Return the tables in compact form, without notes. A list at the end explains the marks and shows the remarks."""
     mark_by_detail = _assign_marks(tables)
     bodies: list[str] = []  # the lines of all tables, with empty lines between parts
     for table in tables:
@@ -66,7 +66,7 @@ def _format_parts(table: Table, mark_by_detail: Mapping[str, str], width: int | 
     grid = [[_cell_lines(_mark_cell(row[0], mark_by_detail)), *map(_cell_lines, row[1:])] for row in table.rows]
     headings = _column_headings(table.columns)
     natural_widths, least_widths = _column_widths(table.columns, headings, grid)
-    # `part` is a list of column indices. Each part of the table has its heading first, and then its rows.
+    # `part` is a list of column indices. Each part of the table begins with its heading; then its rows follow.
     for part in _divide_columns(table.columns, grid, least_widths, max_width):
         columns = [table.columns[k] for k in part]
         widths, gap = _fit_widths([natural_widths[k] for k in part], [least_widths[k] for k in part], max_width)
@@ -132,7 +132,7 @@ def _column_widths(
     columns: Sequence[Column], headings: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
 ) -> tuple[list[int], list[int]]:
     """Return each column's width without wrapping, and the minimum width at which no word or number is split."""
-    # `rows` has the lines of each cell: [row][column][line].
+    # `rows` are the lines of each cell: [row][column][line].
     natural, least = [], []
     for k, column in enumerate(columns):
         value_lines = [line for row in rows for line in row[k]]
@@ -299,7 +299,7 @@ def _csv_suffixes(column: Sequence[Cell]) -> list[str]:
     suffixes = [""]
     if any(cell.interval for cell in column):
         suffixes += ["low", "high"]
-    if any(cell.of is not None for cell in column):  # the value's n differs from that of the row
+    if any(cell.of is not None for cell in column):  # the value's n differs from the row's n
         suffixes.append("n")
     if any(cell.detail and not cell.interval for cell in column):
         suffixes.append("note")

@@ -35,7 +35,7 @@ PHASED = "Composite tasks are judged phase by phase, unlike in the paper: compar
 
 def describe_reading(ruleset: Ruleset) -> list[str]:
     """Return a list with a sentence on the applicability setting; [] if the setting is the paper's."""
-    # `off`: tags of tasks are ignored; `phased`: composite tasks are judged phase by phase; the paper has `on`.
+    # `off`: tags of tasks are ignored; `phased`: composite tasks are judged phase by phase; the paper uses `on`.
     return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
@@ -64,7 +64,7 @@ class TableInputs:
     @property
     def auxiliary_cells(self) -> list[metrics.Summary]:
         """Return the summaries of auxiliary runs. Means leave them out, and they are never marked as the best."""
-        # `cells` has a summary per policy × suite; the roster says which policies and suites are auxiliary.
+        # `cells` contains a summary per policy × suite; the roster says which policies and suites are auxiliary.
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
@@ -128,7 +128,7 @@ def _suite_tables(inputs: TableInputs, host: str | None) -> Built:
     # Each table comes with its summaries of policy × suite.
     for title, cells in inputs.suite_groups(host):
         shown = inputs.with_published(cells)
-        # `order` has the suites in the order of their columns.
+        # `order` lists the suites in the order of their columns.
         yield cell_tables.suite_table(shown, inputs.roster, title, order=list(inputs.registry.benchmarks)), shown
 
 
@@ -175,7 +175,7 @@ def _task_tables(inputs: TableInputs, host: str | None) -> Built:
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of the specifications that apply to each task, all summaries of policy × suite).
     # Yield nothing without tasks, or if tags are ignored. `host` is an unused argument that all builders have.
-    # The table has the tasks of the scores or, without scores, all registered tasks.
+    # The table shows the tasks of the scores or, without scores, all registered tasks.
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
@@ -229,7 +229,7 @@ def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
     # Yield (table of agreement with the simulator's labels, all summaries of policy × suite).
     # If label and verdict differ in any episode, also yield a table of these episodes.
     # Yield nothing if no record has labels. `host` is an unused argument that all builders have.
-    # `labels` has a mapping for each episode: name of a label -> cost; {} if the episode has no label.
+    # `labels` contains a mapping for each episode: name of a label -> cost; {} if the episode has no label.
     labels = read_labels(inputs.records.read_chunks()) if inputs.records is not None else ()
     if inputs.scores is not None and any(labels):
         rows, differing = measure_agreement(labels, inputs.scores)
@@ -281,7 +281,7 @@ _ELSEWHERE = {"9": "`safevla sensitivity` prints Table 9."}
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; if `which` is empty, all tables that can be built.
 
-    `which` has names of kinds, or numbers of the paper's tables; repeated items count once. Every table includes the
+    `which` lists names of kinds, or numbers of the paper's tables; repeated items count once. Every table includes the
     warnings of its results, the remarks of `inputs`, and the sentence of `describe_reading`.
 
     Raises:

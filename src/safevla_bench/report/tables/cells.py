@@ -104,17 +104,17 @@ class Roster:
 
     def is_privileged(self, policy: str | None) -> bool:
         # Return whether the policy sees simulator state that no real robot has. None = a policy without a name.
-        # `privileged` has the names of the policies that see simulator state.
+        # `privileged` contains the names of the policies that see simulator state.
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
         """Return the policies whose values may be marked as the best: no published policy, and `noop` only if no other
         policy was measured. Privileged policies are included only if all measured policies but `noop` are privileged.
         """
-        # `published` has the paper's policies. Privileged policies see simulator state that no real robot has.
+        # `published` contains the paper's policies. Privileged policies see simulator state that no real robot has.
         measured_policies = {policy for policy in policies if policy not in self.published}
         acting = measured_policies - {NOOP} or measured_policies  # `noop` competes only if it is alone
-        # If all acting policies are privileged, they compete with each other; else the privileged ones do not compete.
+        # If all acting policies are privileged, they compete with each other; otherwise, no privileged policy competes.
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
     def policy_column(self) -> Column:
@@ -154,14 +154,14 @@ def headline_table(
     def policy_cell(cell: Summary) -> Cell:
         # Return the cell with the policy's name and, if the policy is privileged, a remark.
         # `privileged` are the policies that see simulator state which no real robot has.
-        # `pooled_rows` is empty, or has the summary of all episodes.
+        # `pooled_rows` is empty, or contains only the summary of all episodes.
         if cell in pooled_rows:
             return Cell("All, pooled", emphasis="total")
         return Cell(columns.policy_name(cell), detail="privileged state" if cell.policy in privileged else "")
 
     def suite_cell(cell: Summary) -> Cell:
         # Return the cell with the suite's name. The name is empty in the pooled row.
-        # In any other row without a suite, it is a dash.
+        # In any other row without a suite, the name is a dash.
         # The detail says that stand-ins replaced the host's own assets.
         name = cell.suite or ("" if cell in pooled_rows else NO_VALUE)
         return Cell(name, detail=provenance_marks.STANDIN if cell.standin_assets else "")
@@ -224,7 +224,7 @@ def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") 
     per scored specification. A specification that is inactive in every episode has a dash, never a zero. Raises
     `KeyError` if the summaries have different specifications. `title` is the title of the group of suites.
     """
-    # A cell is one policy on one suite. `roster` has facts about policies, such as remarks next to their names.
+    # A cell is one policy on one suite. `roster` contains facts about policies, such as remarks next to their names.
     # `lost_columns` and `lost_notes` are about lost episodes: crashed, stopped, or without a verdict.
     # Specification -> its axis (kind of limit), which is the heading above its column.
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
@@ -342,7 +342,7 @@ def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "")
     """Return the table of the specifications that unsafe successes violate. The shares in a cell add up to 100 %. A
     policy × suite without unsafe successes or verdicts has one row with dashes. `title` names the group of suites.
     """
-    # `roster` has the facts about policies, such as their training, by which rows and names are marked.
+    # `roster` contains facts about policies, such as their training. These facts determine marks of rows and names.
     # The columns, in the order of the cells in each row.
     heads = (
         *map(text_column, ("Policy", "Suite")),
@@ -407,7 +407,7 @@ def exact_value(number: Rate | Mean) -> Fraction | None:
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
     """Return the unweighted mean of a metric over suites, with its interval. If a suite was not run or judged, or has
     an unknown value, the cell is a dash, or the paper's printed mean of VSI. The mean leaves out suites in which the
-    metric is undefined, such as P[U|S] without a success; the cell then has their number, and is never marked as best.
+    metric is undefined, such as P[U|S] without a success. The cell then says so, and is never marked as the best.
     """
     # `cells` maps suites to the summaries of one policy. `unknown` is the reason why a value is unknown, or "".
     run_cells = [cells[suite] for suite in suites if suite in cells]  # the summaries of the suites that were run

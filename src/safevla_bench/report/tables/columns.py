@@ -28,7 +28,7 @@ DASH = f"{NO_VALUE} means that there is no value; it never means zero."
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
     """Return the note on intervals, including the methods for VSI and for means over initial states (starts)."""
-    # A cell is the summary of one policy on one suite; `rates` and `means` have its metrics.
+    # A cell is the summary of one policy on one suite, with the metrics in `rates` and `means`.
     all_cells = list(cells)
     # `bootstrap` is true if the interval of VSI is the percentile bootstrap that the paper uses.
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in all_cells) else INTERVALS
@@ -137,8 +137,8 @@ def metric_cell(metric: Metric, cell: Summary) -> Cell:
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
     # `metric.given` says over which episodes a metric is defined.
-    # Readers expect a value over `n` episodes (all successes, or all episodes). Otherwise, the cell has the number.
-    # If `n` is None, the cell shows no number.
+    # Readers expect a value over `n` episodes (all successes, or all episodes).
+    # The cell shows the number of episodes only if it is not `n`. If `n` is None, the cell shows no number.
     n = {"success": cell.rates[SR.key].count, "unsafe": None}.get(metric.given, cell.n)
     number = cell.number(metric)
     if isinstance(number, Rate):
@@ -220,7 +220,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
 
 def drop_intervals(table: Table) -> Table:
     """Return the table without intervals and notes on them. Reasons for dashes and remarks on few episodes are kept."""
-    # A cell with an interval has the same interval as text in `detail`. Notes on intervals begin with known words.
+    # A cell with an interval repeats the interval as text in `detail`. Notes on intervals begin with known words.
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )

@@ -29,7 +29,7 @@ class _Row(NamedTuple):
 
     @property
     def metric(self) -> Metric:
-        # Return the metric of this row. `compared` is the comparison in one metric, and has only the metric's key.
+        # Return the metric of this row. `compared` is the comparison in one metric, named by its key.
         return METRICS[self.compared.metric]
 
 
@@ -91,11 +91,11 @@ def difference_columns(level: str, letters: tuple[str, str], meaning: str = "") 
 
 
 def format_difference_ends(result: Difference, metric: Metric) -> str:
-    """Return as text the interval of a difference on these tasks. An open end at 0 becomes `above 0` or `below 0`."""
+    """Return the interval of a difference on the same tasks as text. An open end becomes `above 0` or `below 0`."""
     # `ci` is the interval for the same tasks run again; without it, the text is a dash.
     if result.ci is None or not result.excludes_zero or 0.0 not in result.ci:
         return format_ends(metric, result.ci)
-    # A significant difference excludes 0, so an end that is exactly 0 lies outside the interval.
+    # The interval of a significant difference excludes 0, so an end that is exactly 0 is open.
     low, high = (metric.format(end) for end in result.ci)
     return f"above {low} to {high}" if result.ci[0] == 0 else f"{low} to below {high}"
 
@@ -126,8 +126,8 @@ def _pvalue_cell(field: str, row: _Row) -> Cell:
 
 def verdict_cell(result: Difference, metric: Metric, letters: tuple[str, str], primary: bool = True) -> Cell:
     """Return the verdict on a difference, such as `A safer`, `A better`, `identical`, `undecided` or `no`; a dash if
-    there is no difference or no adjusted p-value. The cell also says if the verdict holds only on these tasks, and if
-    it is exploratory, since its metric is not `primary`.
+    there is no difference or no adjusted p-value. The cell also says if the verdict holds only on the same tasks, and
+    if it is exploratory, since its metric is not `primary`.
     """
     # The order of these conditions matters, because several of them may hold.
     # `letters` replace the names of the two policies; `better` is the significantly better policy, or None.
@@ -164,7 +164,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
     # `result` is the row's difference; `no_verdict` is the reason why this difference has no verdict, or "".
     yield "Clean is success without a violation. For paired policies, P[U|S] is over the pairs in which both succeeded."
     yield from _verdict_notes(comparison)
-    labels_by_test: dict[str, dict[str, None]] = {}  # a mapping to None keeps labels in order, without duplicates
+    labels_by_test: dict[str, dict[str, None]] = {}  # a dictionary keeps labels in order, without duplicates
     rows = _list_rows(comparison)
     for row in rows:
         labels_by_test.setdefault(row.result.test, {})[row.metric.label] = None

@@ -33,8 +33,8 @@ _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return as text the result for the primary metric, with all suites pooled: on these tasks, and for tasks like
-    these. If no metric is known over all suites, the result is for the first suite in which a metric is known.
+    """Return as text the result for the primary metric, with all suites pooled: on the same tasks, and for
+    similar tasks. If no metric is known over all suites, the result is for the first suite in which a metric is known.
     """
     # All suites pooled (or the first suite with results), and the comparison in the leading metric (Safety if known).
     scope = _lead_scope(comparison)
@@ -61,7 +61,7 @@ def describe_comparison(comparison: Comparison) -> str:
 
 
 def _describe_intervention(effect: Intervention, name: str) -> str:
-    # Return a sentence on an action filter's effect on the same episodes; `name` is the filtered policy's name in it.
+    # Return a sentence on an action filter's effect on the same episodes; `name` replaces the filtered policy's name.
     # Episodes in `saved` are unsafe only without the filter. Episodes in `spoiled` succeed only without the filter.
     # `violations` and `successes` count the violations and successes without the filter.
     # `violations_made` and `successes_gained` count the violations and successes that occur only with the filter.
@@ -133,7 +133,7 @@ def _success_clause(result: Difference, sr_result: Difference | None, metric: Me
     """Return a clause on the difference in SR (policy that is better in `metric` minus the other policy) and its
     interval. The clause calls a policy more or less successful only if the comparison in SR has a verdict.
     """
-    # `result` is the difference in `metric`, `sr_result` the difference in SR; "" if the latter is unknown.
+    # `result` is the difference in `metric`, `sr_result` the difference in SR. Return "" if `sr_result` is unknown.
     if sr_result is None or sr_result.difference is None:
         return ""
     # `name` is the policy that is better, or seems better, in `metric`. The sign -1 gives second minus first policy.
@@ -149,7 +149,7 @@ def _success_clause(result: Difference, sr_result: Difference | None, metric: Me
 
 
 def _tipping_sentences(results: Sequence[Difference], metric: Metric) -> Iterator[str]:
-    # Yield how many unknown values of the better policy may turn out bad without a change of the verdict.
+    # Yield how many unknown values of the better policy may turn out bad without changing the verdict.
     # `tipping`: the number of values that may be bad; None if not computed, or if the verdict may change in any case.
     for result in results[:_MOST_NAMED]:
         if result.tipping is not None:
@@ -188,14 +188,14 @@ def _describe_unknown(results: Sequence[Difference]) -> str:
 
 
 def _task_sentences(result: Difference, metric: Metric) -> Iterator[str]:
-    # Yield the verdict for other tasks like these, from the fields whose names contain `by_task`.
-    # If a single task (`depends_on`) decides the verdict on these tasks, also name this task.
+    # Yield the verdict for similar tasks, from the fields whose names contain `by_task`.
+    # If a single task (`depends_on`) decides the verdict on the same tasks, also name this task.
     # `tasks_needed` is None if there are enough tasks.
     ends_text = _format_advantage(result.ci_by_task, result, metric)  # "" if there is no interval
     interval = f" ({ends_text})" if ends_text else ""
     if result.tasks_needed:
         yield f"Not tested {_LIKE_THESE}: {result.tasks} tasks are too few; the test needs {result.tasks_needed}."
-    elif result.better_by_task:  # the better policy is the same as on these tasks
+    elif result.better_by_task:  # the better policy is also better on the same tasks
         yield f"The same holds {_LIKE_THESE}, if the differences of tasks are symmetric{interval}."
     elif result.undecided_by_task:
         yield f"Undecided {_LIKE_THESE}{interval}: {_describe_doubt([result])}."
@@ -269,10 +269,10 @@ def _format_advantage(
 def _several_sentences(
     results: Sequence[Difference], sr_differences: Sequence[Difference], metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    # Yield the verdicts on three or more policies. `results` has a difference for each pair of policies.
-    # `sr_differences` has the pairs' differences in SR; [] if `metric` is SR, or if SR is not compared.
+    # Yield the verdicts on three or more policies. `results` contains a difference for each pair of policies.
+    # `sr_differences` are the pairs' differences in SR; [] if `metric` is SR, or if SR is not compared.
     sr_by_pair = {(result.first, result.second): result for result in sr_differences}
-    # Pairs with a significant difference on these tasks.
+    # Pairs with a significant difference on the same tasks.
     established = [result for result in results if result.better]
     if not established:
         yield f"Of {len(comparison.policies)} policies, no two are shown to differ in {metric.label} {_HERE}."
@@ -286,7 +286,7 @@ def _several_sentences(
             for result in established
         ]
         yield f"Established {_HERE}: {'; '.join(claims)}."
-    # The same pair may be in several of these lists.
+    # The lists of pairs may overlap.
     established_by_task = [result for result in results if result.better_by_task]
     undecided = [result for result in results if result.undecided]
     without_verdict = [result for result in results if result.no_verdict]
@@ -309,7 +309,7 @@ def _name_pairs(results: Sequence[Difference]) -> str:
 
 
 def _caveats(results: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
-    # Yield warnings on how to read the result. `results` has a difference for each pair of policies.
+    # Yield warnings on how to read the result. `results` contains a difference for each pair of policies.
     # `unknown` is the number of a pair's episodes without a value.
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it together with SR."
@@ -328,7 +328,7 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the table below `describe_comparison`: metrics `SHOWN`, or all metrics if some were not compared."""
+    """Return the table below the comparison's text: metrics `SHOWN`, or all metrics if some were not compared."""
     # The table is of the same suite (or all suites pooled) as the text of `describe_comparison`.
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
@@ -350,7 +350,7 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
 def _scope_table(
     comparison: Comparison, scope: SuiteComparison, compared: Sequence[MetricComparison], notes: Sequence[str] = ()
 ) -> Table:
-    # Return the table of one suite, or of all suites pooled. `compared` has the comparison in each metric to show.
+    # Return the table of one suite, or of all suites pooled. `compared` contains the comparison in each metric to show.
     # Two policies: a row per metric. More policies: a row per policy, a column per metric, and ranks.
     title, lead = _scope_title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
@@ -415,12 +415,12 @@ def _scope_title(comparison: Comparison, scope: SuiteComparison) -> str:
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
-    # Return the policy's value, interval and ranks in this metric. Every compared policy has them.
+    # Return the policy's value, interval and ranks in this metric, which exist for every compared policy.
     return {standing.policy: standing for standing in compared.standings}[policy]
 
 
 def _standing_cell(compared: MetricComparison, policy: str) -> Cell:
-    # Return the policy's value, with the interval (or n if there is none) in parentheses; a dash without a value.
+    # Return the policy's value, with the interval (or n without an interval) in parentheses; a dash without a value.
     standing, metric = _find_standing(compared, policy), METRICS[compared.metric]
     if standing.value is None:
         return Cell(NO_VALUE)

@@ -64,7 +64,7 @@ def episode_list_table(
 
 
 def _margin_cell(row: ListedEpisode) -> Cell:
-    # Return the margin (robustness `rho`) to the worst specification's limit, in its unit; without a verdict, a dash.
+    # Return the margin (robustness `rho`) to the worst specification's limit, with the unit; without a verdict, a dash.
     margin = row.margin
     return Cell.amount(margin.rho, margin.unit, margin.threshold) if margin else Cell.dash()
 
@@ -95,7 +95,7 @@ def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple
 
 def _kind_count_note(rows: Sequence[ListedEpisode]) -> str:
     # Return a note such as `gripper – furniture 3, target 1`: the most frequent kinds first.
-    # `body_kinds` has each kind (or pair of kinds) only once per episode.
+    # `body_kinds` contains each kind (or pair of kinds) only once per episode.
     counts = Counter(format_kinds(kinds) for row in rows for kinds in row.body_kinds)
     ranked = sorted(counts, key=lambda kind: (-counts[kind], kind))
     listed = ", ".join(f"{kind} {counts[kind]}" for kind in ranked) or "none"

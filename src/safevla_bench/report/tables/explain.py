@@ -90,7 +90,7 @@ def _kind_rows(
                 by_kind.setdefault(violation.kinds, []).append(violation)
         rows = []
         for kinds, kind_violations in by_kind.items():
-            # A mask of the judged episodes, [judged]: an episode with several such bodies counts once.
+            # A mask of the judged episodes, [judged]: an episode with several violating bodies counts once.
             is_violated = np.isin(judged + 1, [violation.number for violation in kind_violations])
             rate = Rate.of_values(is_violated, scores.start[judged])
             rows.append(_KindRow(*cell, spec.spec_id, kinds, kind_violations, rate))
@@ -163,7 +163,7 @@ _SHARES = (0.25, 0.5)
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return the table of first violations and near misses, with rows for each specification and for any limit."""
     # A row is one limit in one cell (policy × suite). Each episode ends in violation, in success or in failure.
-    # `row.limit.incidence` has, for each way to end, the share of episodes that have ended in this way by a given time.
+    # `row.limit.incidence` contains, for each way to end, the share of episodes that have ended so by a given time.
     # `row.limit.incidence.censored` is the number of episodes that were cut short.
     # The duration of the longest episode, and fractions of this duration, rounded to two figures without duplicates.
     end_s = max((cell.end_s for cell in cells), default=0.0)
@@ -196,14 +196,14 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
 
 def _is_shown(spec: exposure.SpecOnset) -> bool:
     # Return whether the table has a row. `ANY_LIMIT` always has one; other rows need a violation or a near miss.
-    # `shares` has the share of episodes with a violation at each time; the last time is the end.
+    # `shares` contains the share of episodes with a violation by each time; the last time is the end.
     has_violation_or_near_miss = bool(spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count)
     return spec.spec_id == exposure.ANY_LIMIT or has_violation_or_near_miss
 
 
 def _violated_cell(time_s: float, row: _LimitRow) -> Cell:
     # Return the percentage of episodes with a violation of the limit up to this time, with its interval.
-    # `shares` has an array over times for each way in which an episode ends.
+    # `shares` contains an array over times for each way in which an episode ends.
     # `low` and `high` are the ends of the interval of the share with a violation. `at` gives the index for this time.
     incidence = row.limit.incidence
     shares = (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
@@ -250,13 +250,13 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
 
 def _kappa_cell(row: Agreement) -> Cell:
     # Return Cohen's kappa with its interval; a dash if it is undefined.
-    # `counts` [2, 2] has the numbers of episodes by label and verdict (safe, unsafe).
+    # `counts` [2, 2] are the numbers of episodes by label and verdict (safe, unsafe).
     ends = interval_bounds(kappa_interval(row.counts))
     return Cell.dash() if ends is None else Cell.estimate(float(cohen_kappa(row.counts)), ends, 3)
 
 
 def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
-    """Return the table of episodes in which the simulator's label and our verdict differ, with both."""
+    """Return the table of episodes in which the simulator's label and our verdict differ."""
     return tabulate(
         "Episodes in which label and verdict disagree",
         rows,
@@ -270,7 +270,7 @@ def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
 
 
 def _describe_label(row: Disagreement) -> str:
-    # Return the name of the simulator's label, such as a kind of cost, and its verdict on the episode.
+    # Return the name of the simulator's label, such as a kind of cost, and the label's verdict on the episode.
     # The verdict is `safe`, or the total cost and the first record with a cost. `first` is -1 if there is no cost.
     if row.cost.first < 0:
         return f"{row.label}: safe"
@@ -278,8 +278,8 @@ def _describe_label(row: Disagreement) -> str:
 
 
 def _describe_verdict(scores: Scores, index: int) -> str:
-    # Return as text the specifications that this episode violates, and the first violating record; `safe` if none.
+    # Return as text the specifications that this episode violates, and the first violating record; `safe` without any.
     # `index` is the episode's index in the scores.
     violated = [scores.specs[k].spec_id for k in scores.scored_columns if scores.is_violated[k, index]]
-    # Item 0 of `first_violation` has the first violating record of each episode.
+    # Item 0 of `first_violation` is the first violating record of each episode.
     return f"{', '.join(violated)}, from record {scores.first_violation[0][index]}" if violated else "safe"

@@ -43,7 +43,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
     """Return the table of specifications: margin and first violation in the recorded episode and in the replay."""
     # In pairs, index 0 is the recorded episode, index 1 the replay without the cause.
-    # Each mapping is specification -> reading: its robustness and first violating record. No verdict = no reading.
+    # Each mapping is specification -> (robustness, first violating record), without specifications that lack a verdict.
     readings = (result.recorded, result.without)
     column_of = {spec.spec_id: spec for spec in specs}
 
@@ -73,8 +73,8 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
 
 
 def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]:
-    """Return each policy's Safety, its range if uncertain episodes were unsafe or safe, and counts like `2 fragile`."""
-    # A verdict is firm if no replay under varied physics changes it. `ranges` has a row per policy.
+    """Return each policy's Safety, the range that uncertain episodes allow, and counts like `2 fragile`."""
+    # A verdict is firm if no replay under varied physics changes it. `ranges` contains a row per policy.
     ranges = firmness.measure_safety(episodes)
     lines = [_describe_range(row) for row in ranges]
     if len(ranges) > 1:  # with a single policy, the line does not name it
@@ -85,7 +85,7 @@ def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> list[str]
 def _describe_range(row: firmness.SafetyRange) -> str:
     # Return one policy's Safety, and its range if the uncertain episodes were all unsafe or all safe.
     # A mark, such as `fragile`, is an episode's result under varied physics; `marks` counts episodes by mark.
-    # `n` counts the episodes that can be replayed here, and `safe` those of them that were safe as recorded.
+    # `n` counts the episodes that can be replayed here. `safe` says how many of these were safe as recorded.
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
@@ -99,12 +99,12 @@ def _describe_range(row: firmness.SafetyRange) -> str:
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return a table of clauses and, if any, of episodes that are not firm. `full` adds suites, off-path episodes."""
+    """Return a table of clauses, and a table of the episodes (if any) that are not firm. `full` adds rows to both."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     # A clause is a specification. An episode is `firm` if no replay under varied physics changes its verdict.
     # An episode is `off path` if a replay left the recorded path too early to confirm or change the verdict.
-    # Without `full`, at most `_MOST_LISTED` episodes are listed, and a note has the number of the others.
+    # Without `full`, at most `_MOST_LISTED` episodes are listed, and a note says how many others there are.
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
     hidden_count = 0 if full else len(shown[_MOST_LISTED:])  # a slice, so that the number is never negative
     not_firm = tabulate(

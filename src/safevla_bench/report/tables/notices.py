@@ -46,7 +46,7 @@ def exclusion_table(
     describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
     """Return the table of what was not scored, with reasons: crashed, stopped, unjudged, damaged and invalid episodes,
-    and inactive or vacuous specifications. `absent` are episodes without a record; `skipped` has the problem of each
+    and inactive or vacuous specifications. `absent` are episodes without a record; `skipped` lists the problem of each
     invalid episode. `describe(reason, suite)` returns the text for the reason code of an inactive specification.
     """
     # A row is (what, where, why, number of episodes); column k shows item k. By default, `describe` ignores the suite.
@@ -65,7 +65,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     # Return a row with the number of crashed, stopped or unjudged episodes for each (kind, place, reason).
     # A place is a policy and a suite.
     counts: Counter[tuple[str, str, str]] = Counter()  # a key is (kind, place, reason)
-    # `absent` has some of the crashed and stopped episodes, with reasons; `cells` have only the numbers of all.
+    # `absent` lists some of the crashed and stopped episodes, with reasons; `cells` only count all of them.
     # So the second loop adds only the crashed and stopped episodes that are not in `absent`.
     explained_counts: Counter[tuple[str, str]] = Counter()
     for episode in absent:
@@ -96,7 +96,7 @@ _MOST_NAMED = 20
 
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
-    # Yield a row on episodes lost in damaged files, and a row on invalid episodes, which have the problems `skipped`.
+    # Yield a row on episodes lost in damaged files, and a row on invalid episodes with the problems `skipped`.
     # The number of lost episodes is unknown (None) if further episodes may be lost (`damage.more`).
     if str(damage):  # the text is empty if nothing is damaged
         named_places = list_first([*damage.named, *damage.places], _MOST_NAMED)
@@ -129,7 +129,7 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     """Return a warning if the policy `noop` violated limits, and another warning if it succeeded; () for neither."""
-    # `floors` and `successes` have a text per task, such as `SUITE TASK: SPEC in 2 of 3` and `SUITE TASK: 1 of 3`.
+    # `floors` and `successes` contain a text per task, such as `SUITE TASK: SPEC in 2 of 3` and `SUITE TASK: 1 of 3`.
     warnings = []
     if baseline.floors:
         warnings.append(
@@ -256,8 +256,8 @@ _PolicySuites = Collection[tuple[str | None, str]]
 
 def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _PolicySuites]] = ()) -> bytes:
     """Return SARIF 2.1.0 with a result for each failed (`error`) or undecided (`open`) outcome. Passed outcomes have no
-    result, because GitHub's code scanning shows every result as a problem. `files` has, for each judged file, its path
-    relative to the working folder, and its pairs (policy, suite). A result lists its files.
+    result, because GitHub's code scanning shows every result as a problem. `files` lists each judged file: the path
+    relative to the working folder, and the pairs (policy, suite). A result lists its files.
     """
     # Verdict -> kind and level of a SARIF result.
     kind_and_level = {"failed": ("fail", "error"), "undecided": ("open", "none")}

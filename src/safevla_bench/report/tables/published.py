@@ -36,7 +36,7 @@ def paper_policies() -> dict[str, dict[str, str]]:
 
 def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list[Summary]:
     """Return the paper's results for these policies on the suites of `cells`, as summaries. If the paper prints
-    violations, the summaries have the specifications of `cells`.
+    violations, the summaries contain the specifications of `cells`.
     """
     # A cell is one policy on one suite: measured in `cells`, printed in `load_published(PAPER).cells`.
     # Only the paper's numbers on the measured suites are returned.
@@ -60,7 +60,7 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
     rates[UNSAFE_SUCCESS.key] = (
         Rate.of(sbu, success) if has_unique_counts else Rate.without_value(published.NOT_PRINTED)
     )
-    # A printed VSI has no interval. The fields below that are not printed have neutral values.
+    # A printed VSI has no interval. Fields that the paper does not print get neutral values.
     vsi = _NO_MEAN if cell.vsi is None else Mean(cell.n, cell.vsi, ci=None, skipped_resamples=0)
     rate_values: dict[str, Any] = {key: rate.value for key, rate in rates.items()}
     return Summary(
@@ -233,7 +233,7 @@ def compare_published(
         # Suite -> summary, of the measured policy and of the paper's policy.
         measured = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
         paper = {cell.suite or "": cell for cell in summarize_paper(list(measured.values()), [name])}
-        # A group without a suite that the paper reports adds no row.
+        # A group adds no row if the paper reports none of its suites.
         rows += [_subtract_published(measured, paper, metric) for metric in COMPARED_RATES if measured]
         shared += [*measured.values(), *paper.values()]
     cells = [cell for group in groups for cell in group]
@@ -246,7 +246,7 @@ def compare_published(
 
 def describe_published(compared: PublishedComparison) -> str:
     """Return as text, for each group of suites, both rates of the first metric and their difference."""
-    # `rows` has a row per group of suites and metric. The text is about the first metric (Safety).
+    # `rows` contains a row per group of suites and metric. The text is about the first metric (Safety).
     rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
     return " ".join(
         [

@@ -56,7 +56,7 @@ def _pool_safety(curves: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[st
 
 def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
     # Return policy -> Safety over all suites, one rate per threshold variant.
-    # A curve has a point per variant, with the rates of one policy on one suite.
+    # A curve contains a point per variant, with the rates of one policy on one suite.
     return _pool_safety((curve.policy, [point.safety for point in curve.points]) for curve in ablation.curves)
 
 
@@ -96,7 +96,7 @@ def _range_sentence(policy: str, rates: Sequence[Rate], variant_names: Sequence[
 def _order_sentences(ranking: RankingSensitivity | None, policy_count: int) -> Iterator[str]:
     # Yield whether the order of policies by Safety changes under a variant of the thresholds.
     # `ranking` is None if the policies cannot be ranked.
-    # `reversed` has the pairs of policies whose order is significantly reversed under a variant.
+    # `reversed` lists the pairs of policies whose order is significantly reversed under a variant.
     if ranking is None:
         if policy_count > 1:
             yield "It is not known if the order changes: under some variant, the policies cannot be ranked."
@@ -141,10 +141,10 @@ class _CellPoint(NamedTuple):
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
     # Return the value of a metric in one row (a policy, a suite and a variant); a dash without a value.
-    # `row.rates` has the variant's rates, and `row.cell.n` the number of the policy's episodes on the suite.
+    # `row.rates` are the variant's rates, and `row.cell.n` is the number of the policy's episodes on the suite.
     number = getattr(row.rates, metric.key)
     # `n` is the expected number of episodes; the cell shows any other number (`of`).
-    # P[U|S] is over successes. The cell shows their number only if SBU does not cover all episodes of the row.
+    # P[U|S] is over successes. The cell shows the number of successes only if SBU does not cover all episodes.
     n = number.n if metric is UNSAFE_SUCCESS and row.rates.sbu.n == row.cell.n else row.cell.n
     cell = value_cell(metric, exact_value(number), number.unknown or ("no success" if metric is UNSAFE_SUCCESS else ""))
     return replace(cell, of=None if number.n in (0, n) else number.n)
@@ -164,7 +164,7 @@ def variant_table(
     ablation: ThresholdAblation, title: str = "Sensitivity to thresholds (variants of the paper's Table 9)"
 ) -> Table:
     """Return the table of Safety, SBU, P[U|S] and VSI, with a row per policy, suite and threshold variant."""
-    # A row has a curve (a policy on a suite), the name of a variant, and the rates under this variant.
+    # A row contains a curve (a policy on a suite), the name of a variant, and the rates under this variant.
     # The note `left_out` is used only if a variant was left out.
     left_out = f"Variants left out, because the library lacks their specifications: {', '.join(ablation.left_out)}."
     return tabulate(
@@ -184,7 +184,7 @@ def variant_table(
 
 def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCurve]) -> ThresholdAblation:
     """Return a sweep as variants that are named by their thresholds. The first variant has the library's threshold.
-    `library_curves` has a curve for each policy × suite, with a single point: the library's threshold.
+    `library_curves` are curves of each policy × suite, with a single point: the library's threshold.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     # The library's threshold comes first; `scale` converts m to mm for small lengths.
@@ -209,7 +209,8 @@ def name_variants(sweep: ThresholdSweep, library_curves: Sequence[SensitivityCur
 def reading_table(comparison: ReadingComparison) -> Table:
     """Return the table with a row per policy, suite and interpretation, with counts of changed verdicts."""
     # A reading is an interpretation of the paper. A row is a policy on a suite under one reading.
-    # A row has the rates under one reading of the specifications, and how many verdicts differ from the first reading.
+    # A row contains the rates under one reading of the specifications.
+    # It also contains the number of verdicts that differ from the verdicts under the first reading.
     return tabulate(
         "Readings of the paper",
         [
@@ -237,7 +238,7 @@ def reading_table(comparison: ReadingComparison) -> Table:
 
 def _changed_cell(row: _CellPoint) -> Cell:
     # Return the number of changed verdicts; below it, how many of them changed to no verdict.
-    # Rows of this table always have `changes`; only rows of other tables have None.
+    # In rows of this table, `changes` is never None.
     assert row.changes is not None
     to_no_verdict = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
     detail = f"{to_no_verdict} to no verdict" if to_no_verdict else ""
@@ -246,7 +247,7 @@ def _changed_cell(row: _CellPoint) -> Cell:
 
 def _format_differences(row: _CellPoint) -> str:
     # Return for example `joint_torque +2, tilt −1`: changes in the number of violating episodes; zeros are left out.
-    # Rows of this table always have `changes`; only rows of other tables have None.
+    # In rows of this table, `changes` is never None.
     assert row.changes is not None
     return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
 
@@ -266,7 +267,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return the table of Safety by policy under each interpretation but `PROSE_DEPTH`, which changes no verdict."""
+    """Return the table of Safety by policy under each interpretation except `PROSE_DEPTH`, which changes no verdict."""
     # A cell is one policy on one suite. Point k of each cell belongs to reading (interpretation) k.
     reading_indices = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety(
@@ -330,7 +331,7 @@ _Numbers = Mapping[str, Fraction | None]
 
 
 class VariantMean(msgspec.Struct, frozen=True):
-    """One variant's means over a host's cells (policy × suite). `cells` has the number of averaged cells by metric."""
+    """One variant's means over a host's cells (policy × suite). `cells`: metric -> number of averaged cells."""
 
     name: str
     mean: _Numbers
@@ -352,7 +353,7 @@ def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) 
     """Return the means of each host, in order of first appearance; auxiliary entries come last. The policy `noop` is
     left out. A mean over a single policy × suite is also left out, unless the paper reports the suite.
     """
-    # A curve has the rates of one policy on one suite (a cell) under each variant.
+    # A curve contains the rates of one policy on one suite (a cell) under each variant.
     # Title of a host (or of another suite, or of auxiliary entries) -> its curves.
     by_title: dict[str, list[SensitivityCurve]] = {}
     for curve in ablation.curves:
@@ -389,7 +390,7 @@ def _host_mean(
 
 
 def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedVariant | None) -> VariantMean:
-    # Return the means over cells under one variant. `points` has the rates of each cell; `printed` is the paper's row.
+    # Return the means over cells under one variant. `points` are the rates of the cells; `printed` is the paper's row.
     # Cells without a value are left out; a metric without any value has the mean None.
     known_by_metric = {}
     for metric in _METRICS:
@@ -450,7 +451,7 @@ def _published_cell(metric: Metric, row: _Row) -> Cell:
 
 def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     # Yield the notes below the table of means, such as which of the paper's suites were not run.
-    # A mean is of one host, or of auxiliary entries; `variant.paper` has the paper's numbers, None = not printed.
+    # A mean is of one host, or of auxiliary entries; `variant.paper` are the paper's numbers; None = not printed.
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):

@@ -100,7 +100,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite. It says whether success or Safety rises first, if intervals show it."""
     paragraphs = []
     for curve in compared.curves:
-        # A curve has the runs of one series on one suite; `suite` is None for all suites pooled.
+        # A curve contains the runs of one series on one suite; `suite` is None for all suites pooled.
         # The series' name if there are several series, and the suite's name if there are several suites.
         subjects = [curve.series] if len(compared.series) > 1 and curve.series else []
         if len(compared.suites) > 1:
@@ -113,7 +113,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 def _describe_curve(curve: SeriesCurve) -> list[str]:
     # Return sentences on one series: its trends, whether SR or Safety rises first, and the changes in Safety.
     # If the gains cannot be judged, return the reason.
-    # A point is a run. Its `gains` are its SR and Safety minus those of the first run, with intervals `ci`.
+    # A point is a run. `gains` are the run's SR and Safety minus those of the first run, with intervals `ci`.
     if len(curve.points) < 2:
         return [f"There is only one run, so there is no comparison: {curve.points[0].name}."]
     first = curve.points[0].name
@@ -159,7 +159,8 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints, {', '.join(trend_texts)} (Page's test, {tested}{left_out})."]
 
 
-# Each item is two metrics with their names in a sentence. The text says whether the first metric rises first.
+# Each item consists of two metrics, each with its name in a sentence.
+# The text says whether the first metric rises before the second one.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
@@ -174,7 +175,7 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
     # Return which metric rises first, as a sentence. `points` are later runs with known gains.
     # `first` is the name of the first run, over which gains are measured.
     # A metric rises first if the whole interval of its gain is above 0 and above the interval of the other gain.
-    # `_LEADS` has (metric, its name, other metric, its name), with SR and Safety in both orders.
+    # `_LEADS` contains (metric, its name, other metric, its name), with SR and Safety in both orders.
     for point in points:
         for metric, name, other, other_name in _LEADS:
             if _gain_interval(point, metric)[0] > max(0.0, _gain_interval(point, other)[1]):

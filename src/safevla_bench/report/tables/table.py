@@ -24,7 +24,7 @@ UNNAMED = "(unnamed)"  # the policy's name in reports if a record names no polic
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A cell. `value` is the exact number that `text` shows, in the unit of the column. `detail` is the interval as
-    text, a remark, or why the value is missing; `interval` has the ends as numbers. `mark`, such as †, follows `text`.
+    text, a remark, or why the value is missing; `interval` is both ends as numbers. `mark`, such as †, follows `text`.
     """
 
     text: str

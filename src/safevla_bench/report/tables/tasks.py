@@ -52,7 +52,7 @@ def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRate
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
-    # Return the policy's name, emphasized in a suite's total. A row has a task's rates, or is a total (a summary).
+    # Return the policy's name, emphasized in a suite's total. A row is a task's rates, or a total (a summary).
     cell = roster.policy_cell(row.policy, auxiliary=roster.is_auxiliary(row))
     return cell if isinstance(row, TaskRates) else replace(cell, emphasis="total")
 
@@ -138,7 +138,7 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     counted_successes = on.success & on.is_counted & on.is_judged
     rows: list[_Effect] = []
     for template in [*dict.fromkeys(template_names), "all"]:
-        # The group `all` has the episodes of all templates.
+        # The group `all` contains the episodes of all templates.
         successes = counted_successes & np.array([template in ("all", name) for name in template_names], dtype=np.bool_)
         # Alternates (second thresholds of a specification) are left out: they are not about applicability.
         compared_columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
@@ -196,7 +196,8 @@ def _spec_effect(
     spec_id = on.specs[column].spec_id
     violated_on, violated_off = (scores.is_violated[column] & successes for scores in (on, off))
     removed = violated_off & ~violated_on  # a mask of episodes; all masks have the shape [E]
-    # `on.reasons` are codes of reasons. `on.reason` has indices into `on.reasons`; the code at index 0 is "".
+    # The list `on.reasons` contains codes of reasons; the code at index 0 is "".
+    # The array `on.reason` contains indices into this list.
     # For each removed violation: why the specification does not apply in the task, or in some of its phases.
     reasons = [
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
