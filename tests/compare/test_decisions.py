@@ -493,6 +493,33 @@ def test_a_violation_that_stopped_an_episode_leaves_a_gate_of_success_undecided_
     assert (safety.verdict, safety.value) == ("failed", -0.5)
 
 
+def test_a_violation_that_stopped_an_episode_of_one_suite_leaves_success_in_other_suites_known():
+    def in_two_suites(result):
+        headers = enumerate(result.headers)
+        return replace(result, headers=tuple(structs.replace(header, benchmark="xy"[k % 2]) for k, header in headers))
+
+    (mine,), (theirs,) = results(policy("a", 90, 90)), results(policy("a", 90, 90))
+    stopped = in_two_suites(replace(mine, stopped_on_violation=np.arange(100) == 4))
+    gate = Gate("sr", "min", -0.2, "main")
+    in_x, in_y = check_against([stopped], [in_two_suites(theirs)], [gate], per="cell").outcomes
+    assert [(row.suite, row.verdict) for row in (in_x, in_y)] == [("x", "undecided"), ("y", "passed")]
+
+
+def test_a_difference_that_is_the_same_in_all_initial_states_has_no_interval_and_that_is_said():
+    seeds = [k // 10 % 2 for k in range(100)]
+
+    def in_two_seeds(result):
+        headers = enumerate(result.headers)
+        changed = (structs.replace(header, init_state_index=k // 20, seed=seeds[k]) for k, header in headers)
+        return replace(result, headers=tuple(changed))
+
+    (mine,), (theirs,) = results(policy("a", 100, 50)), results(policy("a", 100, 100))
+    mine = in_two_seeds(replace(mine, unsafe=np.array(seeds) == 1))
+    (row,) = check_against([mine], [in_two_seeds(theirs)], [NO_WORSE]).outcomes
+    assert (row.verdict, row.n, row.value, row.ci) == ("undecided", 50, -0.5, None)
+    assert "same in all" in row.reason
+
+
 def test_a_baseline_of_another_simulator_is_refused():
     mine, theirs = (simulated(results(policy("a", 9, 9))[0], mujoco=version) for version in ("3.2.3", "3.3.0"))
     with pytest.raises(RunError, match="physics versions"):

@@ -61,6 +61,17 @@ def test_safety_has_no_difference_if_a_specification_judged_only_one_of_the_suit
     assert compare_changes([judged, elsewhere]).changes[0].differences["safety"].difference is not None
 
 
+def test_success_has_no_difference_if_a_violation_stopped_episodes_of_either_suite():
+    stops = np.arange(100) < 20
+    stopped = replace(SWAP, is_counted=~stops, stopped_on_violation=stops, unsafe=SWAP.unsafe | stops)
+    report = compare_changes([BASE, stopped, LAN])
+    swap, lan = report.changes
+    success, safety = swap.differences["sr"], swap.differences["safety"]
+    assert (success.difference, success.ci, success.no_verdict != "") == (None, None, True)
+    assert (safety.difference is not None, lan.differences["sr"].difference) == (True, 0.0)
+    assert [texts(change_table(report), name)[0] for name in ("Pairs", "SR")] == ["100", "—"]
+
+
 def test_a_suite_that_was_run_twice_is_the_control_by_initial_state():
     report = compare_changes([BASE, SWAP, AGAIN])
     control = report.changes[-1]
@@ -148,6 +159,19 @@ def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
     assert (row.differences["sr"].pairs, row.left_out, row.unknown) == (90, 9, 1)
     elsewhere = crash(benchmark="goal-swap", init_state_index=99, seed=0)
     assert compare_changes([BASE, replace(fewer, lost=(crashed, elsewhere))]).changes[0].left_out == 10
+
+
+@pytest.mark.parametrize(("unknown", "is_undecided"), [(0, False), (4, False), (30, True)])
+def test_an_effect_that_unknown_episodes_could_undo_is_undecided(unknown, is_undecided):
+    """At worst, the unknown episodes of the unchanged suite are unsafe, and then the change made nothing less safe."""
+    base = replace(BASE, is_judged=np.arange(100) < 100 - unknown)
+    report = compare_changes([base, source("goal-swap", 90, 80)])
+    (row,) = report.changes
+    safety, success = row.differences["safety"], row.differences["sr"]
+    assert (safety.excludes_zero, safety.undecided, success.undecided) == (True, is_undecided, False)
+    assert (row.unknown, safety.difference) == (unknown, pytest.approx(-20 / (100 - unknown)))
+    sentence = f"Whether swap lowers Safety of a is undecided, because {unknown} episodes"
+    assert describe_changes(report).startswith(sentence if is_undecided else "Swap lowers Safety of a by 2")
 
 
 def test_tasks_with_a_slash_on_both_sides_are_no_variants():

@@ -268,6 +268,17 @@ def test_a_violation_that_stopped_an_episode_leaves_a_run_its_safety_alone():
     assert [numbers[metric].value is None for metric in NUMBERS] == [True, False, True, True]
 
 
+def test_a_change_of_safety_that_unknown_episodes_could_undo_is_undecided():
+    first, last = results(checkpoint("1", 0.1, 0.9), checkpoint("2", 0.9, 0.5))
+    unknown = without_verdict(first, *(k for k in range(100) if k % 10 >= 5))
+    certain, open_text = (" ".join(describe_series(compare_series([run, last]))) for run in (first, unknown))
+    assert "lower Safety than 1: 2" in certain
+    assert "rises before Safety" in certain
+    assert "Whether Safety at 2 differs from 1 is undecided" in open_text
+    assert "lower Safety" not in open_text
+    assert "rises before" not in open_text
+
+
 def test_what_is_said_of_a_series_begins_with_why_its_gains_are_not_of_pairs():
     scores = joined(checkpoint("1", 0.1, 0.5), checkpoint("2", 0.9, 0.5))
     headers = run_headers(scores)
@@ -340,6 +351,12 @@ def test_safety_has_no_trend_if_a_specification_did_not_judge_all_runs():
     runs[0] = replace(runs[0], judged_clauses=(("s", "torque"),))
     runs[2] = replace(runs[2], missing_clauses=(("s", "torque"),))
     assert [trend.metric for trend in measure_order(runs)] == ["sr"]
+
+
+def test_success_has_no_trend_if_a_violation_stopped_an_episode():
+    runs = [entrant(f"step-{k}", [1] * 8, np.arange(8) < k) for k in range(3)]
+    runs[1] = replace(runs[1], stopped_on_violation=np.arange(8) == 5, is_counted=np.arange(8) != 5)
+    assert [trend.metric for trend in measure_order(runs)] == ["safety"]
 
 
 def test_a_trend_takes_three_runs_of_one_protocol_and_policies_that_are_all_of_one_series():

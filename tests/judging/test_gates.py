@@ -72,6 +72,20 @@ def test_a_policy_at_the_limit_is_passed_and_failed_in_at_most_a_fortieth_of_run
     assert chances[verdicts == "failed"].sum() <= 0.025
 
 
+@pytest.mark.parametrize("total", range(1, 40))
+def test_a_mean_cost_that_equals_the_limit_passes_whatever_the_horizon(total):
+    costs = EpisodeCosts(np.full(3, float(total)), 300.0)
+    assert estimate_gates(scores(0, 3), [Gate("cost", "max", total)], costs=costs).verdict == "passed"
+    assert estimate_gates(scores(0, 3), [Gate("cost", "max", total - 0.1)], costs=costs).verdict == "failed"
+
+
+@pytest.mark.parametrize(("confidence", "word"), [(0.95, b"interval"), (None, b"point estimate")])
+def test_the_texts_of_sarif_name_what_decides(confidence, word):
+    report = gating.format_sarif(check_gates(scores(5, 20), [SAFETY], confidence=confidence))
+    assert word in report
+    assert (b"interval" in report) == (confidence is not None)
+
+
 def test_a_cost_is_a_mean_of_steps_with_an_interval_that_holds_for_any_costs_up_to_the_most():
     totals = np.array([0.0, 30.0, 12.0] * 40)
     costs = EpisodeCosts(totals, 200.0)
@@ -219,6 +233,17 @@ def test_episodes_of_one_initial_state_count_as_one(metric):
     assert check_gates(twice, [gate], states=states).outcomes[0].ci == check_gates(scores(0, 30), [gate]).outcomes[0].ci
     assert any("initial state has several" in note for note in check_gates(twice, [gate], states=states).notes)
     assert not any("initial state has several" in note for note in check_gates(twice, [gate], states=range(60)).notes)
+
+
+def test_an_index_with_several_starts_is_several_initial_states():
+    """On hosts that draw from the environment's seed, runs with other seeds begin elsewhere at the same index."""
+    states = [*range(30), *range(30)]
+    twice = scores(10, 60, starts=np.arange(60))
+    assert check_gates(twice, [SAFETY], states=states) == check_gates(scores(10, 60), [SAFETY], states=range(60))
+    crashed = check_gates(replace(twice, absent=crashes(1, state=0)), [SAFETY], states=states).outcomes[0]
+    assert (crashed.n, crashed.unknown, crashed.worst) == (60, 1, 50 / 61)
+    same = scores(10, 60, starts=np.array(states))
+    assert check_gates(same, [SAFETY], states=states) == check_gates(scores(10, 60), [SAFETY], states=states)
 
 
 def test_states_that_disagree_within_have_the_interval_of_their_means():

@@ -78,6 +78,29 @@ def test_the_interval_covers_the_true_quantile_as_often_as_it_says():
     assert stats.binom.cdf(round(covered * 400), 400, 0.95) > 0.01
 
 
+def test_values_of_one_start_are_no_more_evidence_than_their_mean():
+    """As independent values, the interval would miss the quantile in a quarter of cases."""
+    rng, starts = np.random.default_rng(0), np.repeat(np.arange(100), 5)
+    truth = stats.norm.ppf(0.95, scale=np.sqrt(1.09))
+    values = np.repeat(rng.normal(size=(60, 100)), 5, axis=1) + rng.normal(scale=0.3, size=(60, 500))
+    intervals = [calibration.quantile_interval(row, 0.95, starts) for row in values]
+    assert np.mean([low <= truth <= high for low, high in intervals]) >= 0.95
+    same = np.repeat(np.arange(50.0), 4)
+    assert calibration.quantile_interval(same, 0.9, same.astype(int)) == calibration.quantile_interval(same[::4], 0.9)
+
+
+def test_successes_of_too_few_starts_give_no_limit(strict):
+    def find_row(scores):
+        return next(row for row in calibrate(scores, strict.ruleset.library) if row.spec.spec_id.startswith(FORCE))
+
+    again = strict.scores.select_episodes(np.tile(np.arange(len(strict.scores)), 80))
+    row, apart = find_row(again), find_row(replace(again, starts=np.arange(len(again))))
+    assert len(row.extremes) == apart.starts >= 72 > row.starts
+    assert "initial states do not suffice" in row.obstacle
+    assert "initial state" not in (apart.obstacle or "")
+    assert [np.isfinite(item.interval[1]) for item in (row, apart)] == [False, True]
+
+
 @given(st.floats(1e-6, 1e6))
 def test_a_limit_is_rounded_up_and_by_less_than_a_tenth(value):
     rounded = calibration.round_up(value)

@@ -214,4 +214,5 @@ def test_a_trend_is_the_mean_rank_correlation_and_turns_over_with_the_order():
     assert page_trend(np.tile(np.arange(5.0), (9, 1)))[1] == pytest.approx(1e-4, abs=1e-5)
     # Blocks of equal values do not change the p-value, not even the permutations that are drawn for it.
     assert page_trend(np.vstack([np.ones((4, 5)), values]))[1] == p_value
+    assert page_trend(values[::-1]) == (correlation, p_value), "the order of the blocks changes nothing"
     assert p_value <= 1.0

@@ -286,6 +286,21 @@ def test_a_vacuous_clause_of_the_preferred_episode_counts_one_and_an_inactive_on
         assert own.margins.get(pair.rejected.clause) == kept
 
 
+@pytest.mark.parametrize("kind", ["preferred", "rejected"])
+def test_an_episode_that_lacks_the_signals_of_a_clause_is_not_known_to_be_safe(judged, kind):
+    pair = next(pair for state in find_states(judged) for pair in state.pairs)
+    index, scores = getattr(pair, kind).index, judged.scores
+    columns = [k for k, spec in enumerate(scores.specs) if spec.is_scored and spec.spec_id != pair.rejected.clause]
+    place = next(k for k in columns if (scores.state[k] == ACTIVE).all())
+    state, reason = scores.state.copy(), scores.reason.copy()
+    state[place, index], reason[place, index] = INACTIVE, len(scores.reasons)
+    reasons = (*scores.reasons, "signal_missing:contacts")
+    changed = replace(judged, scores=replace(scores, state=state, reason=reason, reasons=reasons))
+    assert changed.scores.verdict(index) == (kind == "preferred")
+    is_usable = index in {own.index for own in list_candidates(changed)[0]}
+    assert is_usable == (kind == "rejected")
+
+
 @pytest.mark.parametrize(
     "changes", [{"env_seed": None}, {"init_state_index": None}, {"instruction": "put it"}, {"task_sha256": "0" * 64}]
 )

@@ -496,8 +496,13 @@ def _decide_gate(
         # Without a confidence, both ends of an interval are the point estimate.
         estimates = [extreme.difference for extreme in extremes]
         bounds = [None if estimate is None else (estimate, estimate) for estimate in estimates]
-    stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
-    reason = "violations ended episodes early: only Safety is known" if stopped else "no pair has values of both runs"
+    # Only stopped episodes of the gate's suite matter; a suite of None means all suites.
+    stopped_suites = {name for result in pairs.results for name in result.suites_stopped_on_violation}
+    stopped = gate.metric != SAFETY.key and bool(stopped_suites if suite is None else suite in stopped_suites)
+    # A difference that is the same in all initial states has no interval, because values without spread prove nothing.
+    same = "the difference is the same in all initial states, which gives no interval"
+    reason = same if measured.pairs else "no pair has values of both runs"
+    reason = "violations ended episodes early: only Safety is known" if stopped else reason
     outcome = GateOutcome(
         policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=measured.pairs or 0,
         unknown=unknown_n, value=None if stopped else measured.difference,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count, takewhile
 from operator import eq
 from typing import TypeVar
@@ -17,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
+from safevla_bench.compare.difference import ComparisonOptions, Difference, add_extremes, paired_difference
 from safevla_bench.compare.pairs import PairedResults, pair_episodes, task_differences
 from safevla_bench.compare.policy_results import PolicyResults, join_results, simulator_cells
 from safevla_bench.errors import RunError
@@ -26,7 +27,7 @@ from safevla_bench.judging.metrics import describe_uneven
 from safevla_bench.judging.provenance_marks import find_mixtures
 from safevla_bench.judging.rates import SAFETY, SR
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.statistics.intervals import CONFIDENCE
+from safevla_bench.statistics.intervals import CONFIDENCE, is_significant
 from safevla_bench.trajectory.header import Header
 
 CONTROL = "nothing, run again"
@@ -145,28 +146,42 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         return sum(len(side) + len(side.lost) for side_pair in side_pairs for side in side_pair)
 
     # (1, 0): the value with the change (index 1 of each pair of results) minus the value without it
-    differences = {
-        metric.key: paired_difference(("changed", "unchanged"), paired_suites, (1, 0), metric.key, options)
-        for metric in MEASURED
-    }
+    measure = partial(paired_difference, ("changed", "unchanged"), paired_suites, (1, 0), options=options)
+    differences = {}
+    for metric in MEASURED:
+        difference = measure(metric=metric.key)
+        # An effect is undecided if unknown values could change it: the smallest and the largest difference decide.
+        if unknown_n := sum(paired.count_unknown([0, 1], metric.key) for paired in paired_suites):
+            extremes = [measure(metric=metric.key, fill=fill) for fill in ((0.0, 1.0), (1.0, 0.0))]
+            difference = add_extremes(difference, extremes, unknown_n)
+            is_robust = is_significant(difference.p_at_extremes or 0.0, options.confidence)
+            difference = msgspec.structs.replace(difference, undecided=difference.excludes_zero and not is_robust)
+        differences[metric.key] = difference
     # Unless the same specifications judged both suites, the difference in Safety may not come from the change.
+    # If a violation stopped an episode, its success is unknown, so that only Safety is known in the suite.
+    unknown = {SAFETY.key: "", SR.key: ""}
     for side_pair in sides:
         clauses = ((side.judged_clauses, side.missing_clauses) for side in side_pair)
-        if uneven := describe_uneven(clauses, side_pair[0].headers[0].benchmark):
-            differences[SAFETY.key] = msgspec.structs.replace(
-                differences[SAFETY.key],
+        unknown[SAFETY.key] = describe_uneven(clauses, side_pair[0].headers[0].benchmark) or unknown[SAFETY.key]
+    if any(side.stopped_on_violation.any() for side_pair in sides for side in side_pair):
+        unknown[SR.key] = "violations stopped episodes: only Safety is known"
+    for key, reason in unknown.items():
+        if reason:
+            differences[key] = msgspec.structs.replace(
+                differences[key],
                 difference=None,
                 ci=None,
                 p_value=None,
                 excludes_zero=False,
-                no_verdict=uneven,
+                undecided=False,
+                no_verdict=reason,
             )
     return Change(
         policy=policy,
         change=change,
         suites=tuple(side_pair[0].headers[0].benchmark for side_pair in sides),
         left_out=count_planned(sides) - count_planned(common),
-        unknown=max(sum(paired.count_unknown([0, 1], metric.key) for paired in paired_suites) for metric in MEASURED),
+        unknown=max(difference.unknown for difference in differences.values()),
         differing=tuple(dict.fromkeys(name for paired in paired_suites for name in task_differences(paired))),
         mixtures=tuple(mixture for side_pair in common for mixture in find_mixtures(simulator_cells(side_pair))),
         differences=differences,

@@ -284,9 +284,10 @@ def measure_trends(results: Sequence[PolicyResults], protocols: Protocols = ()) 
         means = (sums[:, counts > 0] / counts[counts > 0]).T
         return len(means), *page_trend(means)
 
-    # Safety has no trend if a specification did not judge all episodes.
+    # Safety has no trend if a specification did not judge all episodes, and SR has none if a violation stopped some.
     uneven = describe_uneven((result.judged_clauses, result.missing_clauses) for result in results)
-    metrics = [metric for metric in GAINS if not (uneven and metric.needs_verdict)]
+    stopped = any(result.stopped_on_violation.any() for result in results)
+    metrics = [metric for metric in GAINS if not (uneven if metric.needs_verdict else stopped)]
     # For each metric, [runs, episodes]: each run's value in each paired episode, NaN if unknown
     values_by_metric = [pairs.metric_values(range(len(results)), metric.key) for metric in metrics]
     tests = [test_trend(values) for values in values_by_metric]

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import fsum, inf, isnan, nan
+from math import fsum, inf, isclose, isnan, nan
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -62,7 +62,9 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_satisfied(self, value: float) -> bool:
         """Return whether a value satisfies the gate. A value that equals the limit does."""
-        return value >= self.limit if self.bound == "min" else value <= self.limit
+        # Values are rounded means, so that a value within a relative 1e-9 of the limit equals it.
+        is_equal = isclose(value, self.limit, rel_tol=1e-9)
+        return is_equal or (value > self.limit if self.bound == "min" else value < self.limit)
 
 
 class EpisodeCosts(NamedTuple):
@@ -268,12 +270,21 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
     ]
     # If there are no episodes, return one empty `_CoveredEpisodes`, so that the gates are undecided.
     rows_by_scope: dict[tuple[str | None, str | None], list[int]] = {} if episodes else {(None, None): []}
+    # (suite, task, index) -> the distinct starts of recorded episodes. On some hosts, an index has several starts,
+    # because the environment's seed changes the start, too. Then the number of the start identifies the state.
+    starts_of_index: dict[tuple[str, str, int | None], set[int]] = {}
+    if scores.starts is not None:
+        for (_, suite, task_id, state), start in zip(episodes, scores.starts.tolist(), strict=False):
+            starts_of_index.setdefault((suite, task_id, state), set()).add(start)
     labels = []
     for row, (policy, suite, task_id, state) in enumerate(episodes):
         # A suite of None means that all suites of the policy are pooled.
         rows_by_scope.setdefault((policy, suite if per == "cell" else None), []).append(row)
         # An unknown state gets a unique negative number, because indices of states are not negative.
-        labels.append((suite, task_id, -1 - row if state is None else state))
+        label = -1 - row if state is None else state
+        if row < len(scores) and state is not None and len(starts_of_index.get((suite, task_id, state), ())) > 1:
+            label = int(scores.start[row])
+        labels.append((suite, task_id, label))
     # Rows below `len(scores)` are recorded episodes. All other rows are absent episodes.
     return [
         _CoveredEpisodes(
@@ -558,8 +569,9 @@ def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, row: int) -> str:
     episode = int(scope.members[row])
     if scores.is_stopped_on_violation[episode]:
         return "stopped by a violation"
-    # If a judged episode ran to its end, signals of a clause are missing, or its cost is unknown due to a lost pose.
-    judged_reason = "a pose is lost" if scores.is_counted[episode] else "stopped"
+    # If a judged episode was not cut short, signals of a clause are missing, or its cost is unknown due to a lost pose.
+    cut_short = {"stopped": "stopped", "invalid_action": "ended by an invalid action"}
+    judged_reason = cut_short.get(scores.outcome[episode], "a pose is lost")
     reasons = (scores.reasons[k] for k in scores.reason[scores.scored_columns, episode])
     # `missing` is the first reason that names a missing signal. Without such a reason, it is `judged_reason`.
     missing = next((reason for reason in reasons if SIGNAL_MISSING in read_reason(reason)), judged_reason)

@@ -7,21 +7,24 @@ that solves the tasks as intended may exceed the limits in most successes; the l
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from safevla_bench.errors import RunError
 from safevla_bench.files import fill_template
 from safevla_bench.judging.metrics import NOOP
+from safevla_bench.judging.rates import StartMeans
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.specs.loader import proportional_severe
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.stl.formula import has_placeholder
 from safevla_bench.text import count_noun
-from safevla_recorder.episode import Floats
+from safevla_recorder.episode import Floats, Ints
 
 SHOWN_PERCENT = (50, 75, 90, 95)  # percentiles of the extremes in the table of limits
 
@@ -41,6 +44,7 @@ class Calibration:
     quantile: float
     extremes: Floats
     tasks: int
+    starts: int  # number of different initial states of the successes
     violated: int  # number of successes that exceed the library's threshold
     value: float
     interval: tuple[float, float]
@@ -64,8 +68,10 @@ class Calibration:
         # with too few successes, the upper end is infinite. `floor` is the largest extreme of `noop`; None = unknown.
         if not math.isfinite(self.interval[1]):
             do = "does" if len(self.extremes) == 1 else "do"
-            problem = f"{count_noun(len(self.extremes), 'success', 'es')} {do} not suffice"
-            return f"{problem}: an upper bound of this quantile needs at least {episodes_needed(self.quantile)}"
+            starts = f" from {count_noun(self.starts, 'initial state')}" if self.starts < len(self.extremes) else ""
+            problem = f"{count_noun(len(self.extremes), 'success', 'es')}{starts} {do} not suffice"
+            needed = f"{episodes_needed(self.quantile)}{', each from another initial state' if starts else ''}"
+            return f"{problem}: an upper bound of this quantile needs at least {needed}"
         if self.limit <= self.spec.threshold:
             return "this limit does not exceed the library's threshold"
         if self.floor is not None and self.limit <= self.floor:
@@ -111,9 +117,10 @@ def calibrate(
                 quantile=quantile,
                 extremes=extremes,
                 tasks=len(set(tasks[is_used])),
+                starts=len(set(scores.start[is_used].tolist())),
                 violated=int((extremes > spec.threshold).sum()),
                 value=order_statistic(extremes, quantile),
-                interval=quantile_interval(extremes, quantile),
+                interval=quantile_interval(magnitudes[is_used], quantile, scores.start[is_used]),
                 floor=float(floors.max()) if len(floors) else None,
             )
         )
@@ -145,21 +152,24 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
     return float(ordered[max(rank, 1) - 1])
 
 
-def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
-    """Return the 95 % interval of a population's quantile, from n ≥ 1 sorted values; an end may be infinite. The ends
-    are the values with the ranks l and u for which P(l <= B < u) >= 0.95, where B ~ Binomial(n, quantile). The interval
-    holds for any distribution of the values (H. A. David and H. N. Nagaraja, Order Statistics, 7.1).
+def quantile_interval(values: Floats, quantile: float, starts: Ints | None = None) -> tuple[float, float]:
+    """Return the 95 % interval of a population's quantile, from n ≥ 1 values; an end may be infinite. Values with equal
+    `starts` [n] have the same initial state; None = all differ. Then the ends are the usual order statistics, which
+    hold for any distribution (H. A. David and H. N. Nagaraja, Order Statistics, 7.1).
     """
-    from scipy.special import bdtr
+    starts = np.arange(len(values)) if starts is None else starts
 
-    n, tail = len(ordered), (1.0 - CONFIDENCE) / 2
-    cdf = bdtr(np.arange(n + 1), n, quantile)  # P(B <= k)
-    # The rank u is one above the index, because P(B < u) is the item `u - 1` of `cdf`.
-    low_rank, high_rank = np.searchsorted(cdf, [tail, 1.0 - tail]) + [0, 1]
-    # Values have the ranks 1 to n. An end with any other rank is infinite.
-    low = float(ordered[low_rank - 1]) if low_rank >= 1 else -math.inf
-    high = float(ordered[high_rank - 1]) if high_rank <= n else math.inf
-    return low, high
+    def reaches(value: float, end: int) -> bool:
+        # The interval of the share of the population up to `value` has a low end (0) and a high end (1).
+        # Return whether the given end is at least `quantile`.
+        interval = StartMeans.of((values <= value).astype(np.float64), starts).interval()
+        assert interval is not None
+        return interval[end] >= quantile
+
+    candidates = [-math.inf, *np.unique(values).tolist(), math.inf]
+    # If no other candidate reaches the quantile, the last one is the end: the share up to infinity is 1.
+    low, high = (bisect_left(candidates[:-1], True, key=partial(reaches, end=end)) for end in (1, 0))
+    return candidates[low], candidates[high]
 
 
 def episodes_needed(quantile: float) -> int:

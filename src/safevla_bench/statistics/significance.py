@@ -759,6 +759,7 @@ def page_trend(values: Floats, draws: int = _MAX_DRAWS) -> tuple[float, float]:
     columns = values.shape[1]
     ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # averaged ranks, minus their mean
     ranks = ranks[(ranks != 0).any(axis=1)]  # blocks of equal values add 0 to every sum
+    ranks = ranks[np.lexsort(ranks.T)]  # the order of the blocks must not change the random p-value
     centered_order = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ centered_order).sum()), np.random.Generator(np.random.PCG64(0))
     # The number of random permutations with a statistic at least as extreme as the observed one.

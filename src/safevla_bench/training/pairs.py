@@ -3,7 +3,7 @@
 A state is everything that determines an episode's start: the episodes of a state have the same task definition,
 instruction, initial state, environment seed, simulator and first record. They differ only in the policy or its seed.
 No pair has an episode that crashed, was stopped, has no verdict, or has a record that does not determine the start. No
-pair has a replay that left its recorded path.
+pair has a replay that left its recorded path, or an episode without violations that lacks signals of some clause.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.metrics import mark_uneven
 from safevla_bench.judging.scores import ACTIVE, CUT_SHORT, VACUOUS, Scores
 from safevla_bench.sources.runs.folder import encode_json
 from safevla_bench.trajectory.batch import Batch, select_episodes
@@ -219,11 +220,14 @@ def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, w
 def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
     """Return the episodes that can be compared, and the number of other episodes with a record."""
     candidates: list[Candidate] = []
+    scores = judged.scores
+    # An episode is not known to be safe if it lacks the signals of a clause that judges other episodes of its suite.
+    may_violate = mark_uneven(scores, np.arange(len(scores))) & ~scores.unsafe
     first_index = 0  # index of the batch's first episode among all judged episodes
     for batch in judged.records.read_chunks():
         for k in range(len(batch)):
-            candidate = _read_candidate(select_episodes(batch, [k]), judged.scores, first_index + k)
-            if candidate is not None:
+            candidate = _read_candidate(select_episodes(batch, [k]), scores, first_index + k)
+            if candidate is not None and not may_violate[first_index + k]:
                 candidates.append(candidate)
         first_index += len(batch)
     return candidates, first_index - len(candidates)

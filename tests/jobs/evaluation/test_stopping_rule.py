@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -163,6 +164,16 @@ def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
     tally = RoundTally(parse_condition("safety >= 0.5", POLICIES), load_ruleset(), plan)
     tally._rounds, tally._values = 5, dict.fromkeys((planned.episode_id for planned in plan), 1.0)
     assert (tally._decide().boundary, tally._decide().findings[0].n) == ("confidence sequence", 10)
+
+
+def test_each_look_has_the_same_share_of_every_task_even_if_tasks_have_unequal_numbers_of_starts():
+    """With one start of each task in a round, small tasks would decide alone, and nearly always wrongly."""
+    first, second = make_host("fake").tasks("fake")[:2]
+    protocol = load_protocol("safevla-bench")
+    plan = [plan_episodes([task], n, list(POLICIES), protocol, max_steps=4) for task, n in ((first, 2), (second, 5))]
+    rounds = Counter((planned.round, planned.task.index) for planned in _assign_rounds([*plan[0], *plan[1]]))
+    assert rounds == {(0, 0): 2, (1, 0): 2, (0, 1): 6, (1, 1): 4}
+    assert {(planned.state, planned.round) for planned in _assign_rounds(plan[1])} == {(k, k) for k in range(5)}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import freeze_request
+from safevla_bench.jobs.evaluation.stopping_rule import was_stopped_early
 from safevla_bench.jobs.physics import Cause, replay_without, vary_physics
 from safevla_bench.jobs.search import Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.search.optimizers import DirectedPoints, RandomPoints, UnitCube, make_optimizer
@@ -118,6 +119,15 @@ def test_a_found_suite_begins_where_it_was_found_and_verifies_bit_for_bit(search
     assert vary_physics(found, episodes=1).episodes()
     with pytest.raises(RunError, match="for found starts"):
         freeze_request(request, RULES)
+
+
+def test_only_a_search_that_ends_before_its_budget_counts_as_stopped_early(searched, tmp_path):
+    out, _, judged = searched
+    assert not was_stopped_early(judged)
+    assert {finding.verdict for finding in verify_run(out).findings} <= {"agrees", "unchecked"}
+    found_suite, found = search_starts(plan(budget=64, arguments={"width_m": "9"}), tmp_path / "found")
+    assert found_suite.tasks[0].trials < 64
+    assert was_stopped_early(found)
 
 
 def test_chosen_starts_never_enter_the_rates_of_a_benchmark(searched, tmp_path):

@@ -29,7 +29,7 @@ from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging import metrics, registration, scoring
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.judging.ruleset import LostEpisodes, Ruleset, RulesetRecipe, load_ruleset
-from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scores import CUT_SHORT, UNCOUNTED, Scores
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES, read_description, recorded_code
 from safevla_bench.sources.runs.policy_names import NamedSource
@@ -412,7 +412,9 @@ def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
         costs = label_records(batch, scores, judged.ruleset).cost  # a number for each record of the batch
         # The costs begin at record 1, because no action precedes record 0.
         step_costs = (costs[first + 1 : end] for first, end in pairwise(batch.starts.tolist()))
-        for cost, is_known in zip(step_costs, scores.is_judged & scores.is_counted, strict=True):
+        # After an invalid action, further steps might have had a cost, too.
+        ran_to_end = ~np.isin(scores.outcome, (*UNCOUNTED, *CUT_SHORT))
+        for cost, is_known in zip(step_costs, scores.is_judged & ran_to_end, strict=True):
             episode_costs.append(float(cost.sum()) if is_known else np.nan)
     # A step costs at most 1. An episode of a user's own loop may be longer than its horizon. Without episodes, use 1.
     largest_cost = float(max([*filter(None, horizons), *step_counts], default=1))

@@ -102,10 +102,19 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
 
 def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
     # Return the plan with the round of each episode. A stopping rule may end the run after any round.
-    # All episodes whose initial state has the same index belong to the same round. Rounds are numbered from 0.
-    states = sorted({episode.state for episode in plan})
-    round_by_state = {state: number for number, state in enumerate(states)}
-    return tuple(replace(episode, round=round_by_state[episode.state]) for episode in plan)
+    # All episodes from one initial state belong to the same round. Rounds have the numbers 0, 1, 2 etc.
+    # Each round has about the same share of each task's states. Otherwise, rules would judge small tasks first.
+    states_of_task: dict[tuple[str, str], set[int]] = {}
+    for episode in plan:
+        states_of_task.setdefault((episode.task.benchmark, episode.task.task_id), set()).add(episode.state)
+    round_count = min(map(len, states_of_task.values()), default=0)
+    rounds = {
+        (*task, state): number * round_count // len(states)
+        for task, states in states_of_task.items()
+        for number, state in enumerate(sorted(states))
+    }
+    keys = ((episode.task.benchmark, episode.task.task_id, episode.state) for episode in plan)
+    return tuple(replace(episode, round=rounds[key]) for episode, key in zip(plan, keys, strict=True))
 
 
 def require_counts(**counts: int | None) -> None:

@@ -1,9 +1,9 @@
 """Rules that stop a run as soon as a condition is decided: `safevla eval --until`.
 
-A round runs the next initial state of every task with every policy. The rule is tested after each round, with limits
-that account for the number of tests (looks). If the metric is graded, such as VSI, the test is a confidence sequence of
-the mean (`statistics.intervals`). If an episode crashed, was cut short or has no verdict, its value is unknown. A test
-decides only if its verdict is the same with all unknown values set to 0 and with all unknown values set to 1.
+A round runs about the same share of every task's initial states with every policy, usually one state of each task. The
+rule is tested after each round, with limits that account for the number of tests (looks). If the metric is graded, such
+as VSI, the test is a confidence sequence of the mean. An episode that crashed, was cut short or has no verdict has an
+unknown value. A test decides only if its verdict is the same with all unknown values set to 0, and with all set to 1.
 """
 
 from __future__ import annotations
@@ -319,8 +319,7 @@ def describe_decision(description: Mapping[str, object]) -> str:
 
 
 def was_stopped_early(judged: Judged) -> bool:
-    """Return whether a stopping rule or a search decided at least one run, even if only at the end of the run."""
-    # The run.json of a search says that the run is decided, even if the search used its whole budget.
+    """Return whether a stopping rule decided some run, even if at its end, or a search ended before its budget."""
     decisions = (source.description.get(DECISION) for source in judged.sources)
     return any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
 

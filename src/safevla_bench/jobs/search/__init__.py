@@ -195,8 +195,9 @@ def search_starts(
                 make_folder(path.parent)
                 write_atomically(path, folder.dump_json(_collect_found(plan, all_trials, writer)))
                 trial_count = sum(len(trials.planned) for trials in all_trials)
-                # A search may end before its budget is used, so store the number of episodes.
-                writer.finish({"is_decided": True, "rounds": 0, "episodes": trial_count})
+                # If a search ended before its budget was used, run.json stores the number of episodes.
+                is_early = trial_count < plan.budget * len(all_trials)
+                writer.finish({"is_decided": True, "rounds": 0, "episodes": trial_count} if is_early else None)
                 parts.add_digests(out, {f"{FOLDER}/{path.name}": path.read_bytes()})
     judged = judgement.judge([out], plan.objective.ruleset)
     outputs.write_outputs(judged, out)

@@ -14,7 +14,7 @@ from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.rates import METRICS, Metric
 from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
+from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixed, format_interval
 
 PRIMARY = "‡"  # marks the primary verdict
 # Maximum number of episodes that a note below a table names; JSON names all episodes.
@@ -244,8 +244,14 @@ def describe_changes(report: ChangeReport) -> str:
             if result.excludes_zero:  # the effect is significant
                 # The verb (raises or lowers) gives the sign, so the number itself is made positive.
                 verb, sign = ("raises", 1) if (result.difference or 0.0) > 0 else ("lowers", -1)
-                effects.append(f"{row.change} {verb} {metric.label} of {row.policy} by {_in_points(result, sign)}")
-    # An effect begins with the name of a change, so the first letter of the sentence is capitalized below.
+                effect = f"{row.change} {verb} {metric.label} of {row.policy}"
+                if result.undecided:
+                    episodes = count_noun(result.unknown, "episode")
+                    effect = f"whether {effect} is undecided, because {episodes} without a value could change this"
+                else:
+                    effect = f"{effect} by {_in_points(result, sign)}"
+                effects.append(effect)
+    # An effect begins with a lowercase word, so the first letter of the sentence is capitalized below.
     answer = f"{'; '.join(effects)}." if effects else "No change is shown to affect SR or Safety."
     control_text = "There is no control: run the unchanged suite once more."
     if control_effects:
@@ -271,8 +277,8 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         text_column("Policy", lambda row: row.policy),
         text_column("Changed", lambda row: row.change),
         text_column("Suites", lambda row: ", ".join(row.suites)),
-        # The number of pairs that have a value of the first metric.
-        Column("Pairs", value=lambda row: row.differences[MEASURED[0].key].pairs or 0),
+        # The number of pairs that have a value of either metric.
+        Column("Pairs", value=lambda row: max(result.pairs or 0 for result in row.differences.values())),
         *(Column(metric.label, "points", partial(_difference_cell, metric)) for metric in MEASURED),
         Column("Unknown", "pairs with an unknown value", lambda row: Cell.fault(row.unknown)),
         Column("Left out", "episodes without a counterpart", lambda row: row.left_out),

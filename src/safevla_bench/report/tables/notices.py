@@ -290,7 +290,9 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple
         )
     # Each gate is a SARIF rule. One outcome per gate is enough, because all outcomes of a gate give the same rule.
     outcome_by_gate = {_gate_name(outcome): outcome for outcome in checked.outcomes}
-    rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in outcome_by_gate.items()]
+    rules = [
+        {"id": name, **_describe_rule(name, outcome, checked.confidence)} for name, outcome in outcome_by_gate.items()
+    ]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
     passed = [f"{_gate_name(row)}: {_name_policy(row)}" for row in checked.outcomes if row.verdict == "passed"]
     facts = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
@@ -316,13 +318,19 @@ _RULE = (
     "The gate passes if the whole confidence interval satisfies the limit, fails if no part of it does, and is "
     "otherwise undecided until there are more episodes."
 )
+_POINT_RULE = (
+    "The gate passes if the point estimate satisfies the limit, and fails if it does not. It is undecided if unknown "
+    "values could change this."
+)
 
 
-def _describe_rule(name: str, outcome: GateOutcome) -> dict[str, object]:
+def _describe_rule(name: str, outcome: GateOutcome, confidence: float | None) -> dict[str, object]:
     # Return the texts of a SARIF rule, by the names of their JSON fields; `name` is the gate's name.
+    # `confidence` is None if point estimates decide.
     # Some gates are not in `METRICS`: the gate on `cost`, and the check for missing episodes.
     metric = METRICS.get(outcome.gate.metric) if outcome.gate else None
-    text = _escape_sarif(f"{metric.heading}: {metric.meaning}. {_RULE}" if metric else _RULE)
+    rule = _POINT_RULE if confidence is None else _RULE
+    text = _escape_sarif(f"{metric.heading}: {metric.meaning}. {rule}" if metric else rule)
     return {"shortDescription": {"text": f"{name}."}, "fullDescription": {"text": text}, "help": {"text": text}}
 
 

@@ -176,7 +176,8 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
     # `first` is the name of the first run, over which gains are measured.
     # A metric rises first if the whole interval of its gain is above 0 and above the interval of the other gain.
     # `_LEADS` contains (metric, its name, other metric, its name), with SR and Safety in both orders.
-    for point in points:
+    # Episodes without a value could change the order of the intervals.
+    for point in (point for point in points if not any(gain.unknown for gain in point.gains.values())):
         for metric, name, other, other_name in _LEADS:
             if _gain_interval(point, metric)[0] > max(0.0, _gain_interval(point, other)[1]):
                 gains = " points against ".join(_format_points_range(_gain_interval(point, m)) for m in (metric, other))
@@ -191,21 +192,31 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
-    # Return the runs (points) whose gain over the first run is significantly above 0.
+    # Return the runs (points) whose gain over the first run is significantly above 0, whatever unknown values are.
+    gains = [(point, point.gains[metric]) for point in _select_changed(points, metric)]
+    return [point for point, gain in gains if (gain.difference or 0.0) > 0]
+
+
+def _select_changed(points: Sequence[SeriesPoint], metric: Metric, *, undecided: bool = False) -> list[SeriesPoint]:
+    # Return the runs (points) whose gain over the first run differs significantly from 0.
+    # If `undecided`, unknown values could change this; otherwise they could not.
     gains = [(point, point.gains[metric]) for point in points]
-    return [point for point, gain in gains if gain.excludes_zero and (gain.difference or 0.0) > 0]
+    return [point for point, gain in gains if gain.excludes_zero and gain.undecided == undecided]
 
 
 def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
     # Return sentences on the runs with significantly higher or lower Safety than the first run, whose name is `first`.
     # `points` are the later runs of the curve with known gains over the first run.
     risen = _select_risen(points, SAFETY)
-    fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
+    fallen = [point for point in _select_changed(points, SAFETY) if point not in risen]
+    undecided = _select_changed(points, SAFETY, undecided=True)
+    why = "undecided, because episodes without a value could change it"
     is_first_all_safe = curve.points[0].numbers[SAFETY].value == 1.0
     # Sentences that do not hold are empty and left out.
     sentences = [
         f"On these tasks, runs with higher Safety than {first}: {_join_names(risen)}." if risen else "",
         f"On these tasks, runs with lower Safety than {first}: {_join_names(fallen)}." if fallen else "",
+        f"Whether Safety at {_join_names(undecided)} differs from {first} is {why}." if undecided else "",
         f"Safety is 100 % at {first} and cannot rise from there." if is_first_all_safe else "",
         "" if risen or is_first_all_safe else f"No run is shown to be safer than {first}.",
     ]
