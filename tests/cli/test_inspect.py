@@ -42,6 +42,21 @@ def test_episodes_filters_sorts_and_limits(safevla, archive):
     assert numbers("--task", "libero-goal/task_8") == [1, 2, 3]
 
 
+@pytest.mark.parametrize("recorded", ["libero_10", "libero-10", "libero-long"])
+@pytest.mark.parametrize("given", ["libero_10", "libero-10", "LIBERO-Long"])
+def test_a_suite_is_found_in_any_spelling_whatever_the_spelling_of_the_records(safevla, tmp_path, recorded, given):
+    path = tmp_path / "episodes.jsonl"
+    for number, suite in enumerate(["libero-goal", recorded]):
+        append_episodes(path, episode(episode_id=f"e{number}", benchmark=suite))
+    for options in (["--suite", given], ["--task", f"{given}/task_8"]):
+        assert [row["number"] for row in safevla.json("episodes", path, *options)] == [2]
+    safevla.ok("export", path, "--suite", given, "--format", "safevla-csv", "--out", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open() as stream:
+        assert [row["benchmark_suite"] for row in csv.DictReader(stream)] == [recorded.replace("-", "_")]
+    code, _, err = safevla("episodes", path, "--suite", "libero-90")
+    assert (code, f"libero-goal, {recorded}" in err or f"{recorded}, libero-goal" in err) == (2, True)
+
+
 def test_episodes_names_the_bodies_of_violations_and_filters_and_sorts_by_their_kind(safevla, archive):
     out = safevla.ok("episodes", archive, "--bodies")
     assert "gripper" in out[out.index("ep_001") :]

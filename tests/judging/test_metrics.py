@@ -539,3 +539,12 @@ def test_a_count_that_only_some_joined_scores_have_is_zero_in_the_others():
 def test_a_record_belongs_to_the_components_of_its_phase():
     phases = EpisodePhases(spans=((0, 2, frozenset([0])), (3, 3, frozenset([0, 1]))), templates=("a", "b"))
     assert [phases.name_components(step) for step in range(5)] == ["a", "a", "a", "a and b", ""]
+
+
+def test_a_mean_does_not_depend_on_the_order_of_the_episodes():
+    """Equal policies have equal VSI, so that no table marks one of them as the best."""
+    orders = [0.02, 0.04, 0.06, 0.12, 0.01, 0.2], [0.02, 0.06, 0.12, 0.04, 0.2, 0.01]
+    assert np.mean(orders[0]) != np.mean(orders[1])
+    one, other = (bounded_means(np.array([order]), np.arange(6)) for order in orders)
+    assert one == other
+    assert bounded_means(np.array([[1e308, 1e308]]), np.arange(2), most=1e308)[0].value == 1e308

@@ -83,14 +83,14 @@ FIELDS = {
 """Of the leaderboard's schema; it allows no others."""
 
 
-def judged(folder, episodes, **changes):
+def judged(folder, episodes, suite=SUITE, **changes):
     """Judge an archive of (task, successes, failures)."""
     batches = []
     for task, successes, failures in episodes:
         for k in range(successes + failures):
             success = k < successes
             fields = {"versions": {"praxis-robocasa": "1.0.0"}, **changes}
-            fields |= {"episode_id": f"{task}/{k}", "benchmark": SUITE, "task_id": task, "success": success}
+            fields |= {"episode_id": f"{task}/{k}", "benchmark": suite, "task_id": task, "success": success}
             batches.append(episode(4, **fields))
     write_archive(folder / "episodes.parquet", concatenate_batches(batches))
     return judge([folder / "episodes.parquet"], RULES)
@@ -112,6 +112,13 @@ def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):
     assert "all planned episodes" not in entry["notes"]
     assert set(entry) == FIELDS
     assert set(entry["training_config"]) == {"batch_size", "num_training_steps"}
+
+
+def test_the_suite_may_have_another_spelling(tmp_path):
+    results = judged(tmp_path, [(task, 1, 0) for task in TASKS], suite="RoboCasa_365")
+    assert build_leaderboard_entry(results, FACTS)["atomic_seen_success"] == 100.0
+    text = format_authors_csv(results.summarize_scores()[0], results.library, ())
+    assert [row["benchmark_suite"] for row in csv.DictReader(io.StringIO(text))] == ["robocasa365_atomic_seen"]
 
 
 def test_a_split_that_is_not_whole_has_no_number(tmp_path):

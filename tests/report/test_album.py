@@ -125,6 +125,15 @@ def test_only_pictures_that_are_files_of_the_run_are_embedded(folder, kind):
     assert [frame.kind for frame, _ in album.images[KEY]] == ["initial"]
 
 
+def test_a_pointer_of_git_lfs_is_left_out_like_a_missing_file(folder):
+    """A clone of a run folder without Git LFS has such a pointer in place of each picture and replay."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    for name in ("a.png", "e.json"):
+        (folder / FRAMES / name).write_bytes(pointer)
+    write_frames(folder, [frame("final", "a.png"), frame("replay3d", "e.json")])
+    assert (collect_images([folder]), collect_replays([folder])) == (Album({}, 1), {})
+
+
 def test_a_link_within_the_run_is_followed(folder):
     (folder / FRAMES / "a.png").rename(folder / "kept.png")
     (folder / FRAMES / "a.png").symlink_to(folder / "kept.png")

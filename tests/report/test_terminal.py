@@ -182,3 +182,9 @@ def test_a_plot_over_time_stamps_has_each_record_at_its_time():
     assert marks[0] > 0
     assert marks[-1] < 0.6 * 80
     assert plot_signal(chart, 80)[-1].endswith("10.00 s")
+
+
+def test_an_episode_of_one_record_is_one_record():
+    batch = episode(1)
+    explanation = explaining.explain_episode(score(batch, RULESET), batch, RULESET, 0)
+    assert "1 record, 0.00 s" in terminal.format_explanation(explanation, width=100)

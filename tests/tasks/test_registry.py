@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -163,6 +164,17 @@ def test_suites_with_the_same_tasks_share_a_name_in_any_spelling():
         assert TASKS.canonical_suite(name) == "libero-10"
     for name in ("my_lab", "found:mine:libero_10", "libero-goal-swap", ""):
         assert TASKS.canonical_suite(name) == name
+
+
+def test_a_suite_that_only_has_tasks_has_its_name_in_any_spelling():
+    """Rules need not declare a benchmark, as in the paper's JSON rows."""
+    entry = replace(TASKS.find_entry("libero-10", "task_0"), benchmark="my-lab", task_id="push")
+    registry = replace(TASKS, tasks={**TASKS.tasks, ("my-lab", "push"): entry})
+    assert [registry.canonical_suite(name) for name in ("my-lab", "My_Lab", "found:x:my_lab")] == [
+        "my-lab",
+        "my-lab",
+        "found:x:my_lab",
+    ]
 
 
 def test_libero_long_repeats_libero_10():

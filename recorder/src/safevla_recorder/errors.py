@@ -44,6 +44,7 @@ class Place:
     episode: str | None = None
     step: int | None = None
     field: str | None = None
+    policy: str | None = None  # the episode's policy, which the text leaves out
 
     def __str__(self) -> str:
         """Return the known parts joined by commas, such as `file, line 3, episode 'a'`; "" if all are unknown."""

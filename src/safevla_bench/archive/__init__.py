@@ -119,7 +119,7 @@ def _repeated_id_error(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
     # Returns the error for a second episode with the same policy and id. `path` is the file of the second episode.
     policy, episode_id = key
     by_policy = "" if policy is None else f" by policy {policy!r}"
-    place = Place(file=str(path), episode=episode_id, field="episode_id")
+    place = Place(file=str(path), episode=episode_id, field="episode_id", policy=policy)
     return RecordError(f"the episode_id is repeated{by_policy}", remedy=remedy, place=place)
 
 

@@ -252,7 +252,7 @@ def decode_json(line: bytes) -> Batch:
         trajectory = record_schema.convert_tree(tree, kind)  # checks the types of all fields
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
     except RecordError as error:
-        raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
+        raise error.with_place(record_schema.find_place(tree)) from None
 
 
 # Limits for the distance from the origin, the control step, and the difference of a norm from 1.

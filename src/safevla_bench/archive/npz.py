@@ -130,7 +130,7 @@ def _decode_arrays(arrays: Arrays) -> Batch:
         record_schema.check_shapes(recording)  # `from_recording` then checks the values
         return from_recording(recording)
     except RecordError as error:
-        raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
+        raise error.with_place(record_schema.find_place(tree)) from None
 
 
 def _text_bytes(arrays: Arrays, name: str) -> bytes:

@@ -15,14 +15,14 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench.archive import parquet_rows
 from safevla_bench.archive.parquet_guard import open_parquet
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, refuse_field
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, find_place, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.memory import limit_memory
@@ -208,13 +208,15 @@ def _decode_one_by_one(path: Path, first: int, rows: pa.RecordBatch) -> Iterator
         try:
             yield parquet_rows.decode_rows(rows.slice(row, 1))
         except RecordError as error:
-            yield error.with_place(Place(file=str(path), line=first + row, episode=_episode_id(rows, row)))
+            place = find_place({name: _read_text(rows, name, row) for name in (_ID_COLUMN, "policy")})
+            yield error.with_place(place.fill_from(Place(file=str(path), line=first + row)))
 
 
-def _episode_id(rows: pa.RecordBatch, row: int) -> Any:
-    # Returns the episode id in row number `row` (from 0) of `rows`; None if the id is null or not UTF-8.
-    with suppress(UnicodeDecodeError):
-        return rows.column(_ID_COLUMN)[row].as_py()
+def _read_text(rows: pa.RecordBatch, name: str, row: int) -> object:
+    # Returns the text of column `name` in row number `row` (from 0) of `rows`.
+    # Returns None if there is no such column, and if the text is null or not UTF-8.
+    with suppress(UnicodeDecodeError, KeyError):
+        return rows.column(name)[row].as_py()
     return None
 
 

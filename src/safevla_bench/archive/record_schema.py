@@ -212,10 +212,13 @@ def _search_episode_id(line: bytes) -> str | None:
     return escape_controls(name.decode("utf-8", "replace")) + ("" if end_quote else "…")
 
 
-def find_episode_id(tree: Mapping[str, object]) -> str | None:
-    """Return the id of a parsed episode, with escaped control characters; None if it is absent or not a string."""
-    name = tree.get("episode_id")
-    return escape_controls(name) if isinstance(name, str) else None
+def find_place(tree: Mapping[str, object]) -> Place:
+    """Return the id of a parsed episode, with escaped control characters, and its policy, where these are strings."""
+    name, policy = tree.get("episode_id"), tree.get("policy")
+    return Place(
+        episode=escape_controls(name) if isinstance(name, str) else None,
+        policy=policy if isinstance(policy, str) and policy.strip() else None,
+    )
 
 
 def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:

@@ -95,7 +95,7 @@ def _suggest_next_step(run: Path, verification: Verification, *, is_as_judged: b
         return f"restore what differs, or write the scores again: {rescore_command}"
     if not verification.agrees:
         return "restore what differs from a copy of the run folder"
-    if verification.is_by_other_rules and not is_as_judged:
+    if verification.is_by_other_rules and not is_as_judged and judgement.describes_rules(run):
         return f"check the scores by the rules that judged the run: {verify_command} --rules as-judged"
     # A replay needs the name of the host, which only the folders of `safevla eval` record.
     if read_host(run)[0] and not (verification.has_open_checks or has_replays):

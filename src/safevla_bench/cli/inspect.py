@@ -86,12 +86,18 @@ def episodes_command(
         sentences = explaining.explain_first_violations(judged.records.read_chunks(), judged.scores, judged.ruleset)
         # `sentences` maps an episode's number to an explanation; episodes whose cause is unknown are left out.
         rows = [msgspec.structs.replace(row, why=sentences.get(row.number)) for row in rows]
-    if suite:  # the user may spell the suite's name differently
-        suite = judged.ruleset.registry.find_suite(suite)
+    # The user may write the suite in another spelling than the records, also in a task such as `libero-goal/task_3`.
+    recorded = dict.fromkeys(row.episode.benchmark for row in rows)
+    task_suite, slash, name = (task or "").partition("/")
+    find_recorded = judged.ruleset.registry.find_recorded
+    spellings = {
+        "suite": find_recorded(suite or "", recorded),
+        "task": [f"{spelling}/{name}" for spelling in find_recorded(task_suite, recorded) if slash],
+    }
     filters = {"policy": policy, "suite": suite, "task": task, "outcome": outcome, "body_kind": body_kind, "axis": axis}
     # `unsafe` is None if neither --unsafe nor --safe is given. Then safe and unsafe episodes are listed.
     shown = episode_list.filter_episodes(
-        rows, violated=unsafe is True, safe=unsafe is False, success=success, **filters
+        rows, violated=unsafe is True, safe=unsafe is False, success=success, spellings=spellings, **filters
     )
     default_order: episode_list.Order | None = "vsi" if unsafe else None  # None = in the order of the sources
     shown = episode_list.sort_episodes(shown, order or default_order)[:limit]

@@ -254,7 +254,7 @@ def validate_command(
             echo_message(f"error: {problem}", err=True)
         # Counts of invalid episodes, of damaged places and of lost episodes. `unknown`: further episodes may be lost.
         left_out = LeftOut.from_problems(records.problems)
-        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad"
+        counts = f"{_count_episodes(records, 'valid episode')}, {left_out.invalid} bad"
         if left_out.damaged or left_out.lost:
             counts += f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost"
         echo(f"{source}: {counts}")
@@ -295,8 +295,13 @@ def convert_command(
     archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
-    echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")
+    echo(f"{destination}: {_count_episodes(records, 'episode')}{left_out}")
     echo(*_next_steps(records.headers, sources, [destination]))
+
+
+def _count_episodes(records: episode_index.EpisodeIndex, noun: str) -> str:
+    # Return the number of episodes, called `noun`, and the number of their records, such as `2 episodes (9 records)`.
+    return f"{count_noun(len(records), noun)} ({count_noun(int(records.lengths.sum()), 'record')})"
 
 
 def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
@@ -338,7 +343,7 @@ def merge_command(
     rows = writer.merge_shards(shards, out, _format_continuation, other_code=other_code)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, excluded from all rates" if crashed else ""
-    echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
+    echo(f"Run folder: {out} ({count_noun(len(rows), 'episode')}{left_out})")
     echo(f"Next: safevla score {options.quote_paths(out)}")
 
 

@@ -271,9 +271,13 @@ class Judged:
         # An absent episode was planned but has no record.
         recorded_cells = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
         absent_cells = [(episode.policy, episode.benchmark) for episode in self.scores.absent]
+        recorded_suites = {suite for _, suite in recorded_cells + absent_cells}
+        # A suite in another spelling than in the records becomes the recorded names; an unknown suite stays.
+        find_recorded = self.ruleset.registry.find_recorded
+        suites = [name for suite in suites for name in find_recorded(suite, recorded_suites) or [suite]]
         for wanted, kind, present in (
             (policies, "policy", {policy for policy, _ in recorded_cells + absent_cells}),
-            (suites, "suite", {suite for _, suite in recorded_cells + absent_cells}),
+            (suites, "suite", recorded_suites),
         ):
             if unknown := [name for name in wanted if name not in present]:
                 remedy = f"Choose from: {', '.join(sorted(name or '(unnamed)' for name in present))}."

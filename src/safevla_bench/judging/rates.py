@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from math import fsum
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -321,7 +322,15 @@ def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) ->
     # The number of initial states, if some initial state has several values
     start_count = len(by_start.means) if by_start.is_clustered else None
     # None: no interval; 0: no bootstrap resamples
-    return Mean(int(is_known.sum()), float(row[is_known].mean()), None, 0, starts=start_count), by_start
+    return Mean(int(is_known.sum()), _average(row[is_known]), None, 0, starts=start_count), by_start
+
+
+def _average(values: Floats) -> float:
+    # Return the mean. `fsum` is exact, so equal values in another order, as of another policy, have the same mean.
+    try:
+        return fsum(values) / len(values)
+    except OverflowError:  # the sum is too large for a float, but the mean is not
+        return fsum(values / len(values))
 
 
 def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
@@ -355,7 +364,7 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mea
             continue
         # `skipped` is the number of resamples that contain no known value.
         bounds, skipped = interval_bounds(interval), interval.skipped if interval else 0
-        means.append(Mean(len(values), float(values.mean()), bounds, skipped, bootstrap=bounds is not None))
+        means.append(Mean(len(values), _average(values), bounds, skipped, bootstrap=bounds is not None))
     return means
 
 

@@ -514,7 +514,7 @@ def _build_published_table(
 def _find_better_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first."""
+    # Returns the pairs of policies whose printed counts differ significantly (MOVER; Holm). The better one is first.
     # Each row is a pair: a policy's printed numbers, and the cells from which they were computed.
     # `names` are the benchmarks' names. A policy is compared only if there is a cell for each benchmark.
     # The counts of all rates in these cells must also be known.

@@ -54,7 +54,7 @@ from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sources.runs.folder import AbsentEpisode, dump_json
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RowOrigin, read_toml
-from safevla_bench.text import count_noun, escape_controls, format_fixed, format_percent
+from safevla_bench.text import count_noun, escape_controls, format_fixed, format_percent, spell_suite
 from safevla_bench.version import __version__
 
 # Columns of the authors' CSV -> metrics.
@@ -118,7 +118,8 @@ def _authors_id(library: Library, spec_id: str) -> str:
 
 def _authors_suite(cell: Summary) -> str:
     # Returns the name of the cell's suite as the authors write it, with remarks in parentheses.
-    suite = _AUTHORS_SUITES.get(cell.suite or "", (cell.suite or "").replace("-", "_"))
+    suite = cell.suite or ""
+    suite = _AUTHORS_SUITES.get(spell_suite(suite), suite.replace("-", "_"))
     marks = [STANDIN] if cell.standin_assets else []
     if cell.unjudged:
         marks.append(f"{cell.unjudged} of {cell.judged + cell.unjudged} without a verdict")
@@ -203,7 +204,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     "N/A"; the notes explain unknown success rates. Raises `RunError` if the suite has no episode, and the errors of
     `publishable_cells`.
     """
-    cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
+    cell = next((cell for cell in publishable_cells(judged) if spell_suite(cell.suite or "") == SUITE), None)
     if cell is None:
         raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes only its own tasks.")
     success, missing_count = _mean_task_success(judged)  # percent or None; number of tasks with unknown success
@@ -228,7 +229,8 @@ def _mean_task_success(judged: Judged) -> tuple[Fraction | None, int]:
     # Returns the mean success over the suite's tasks in percent, and the number of tasks without a known success.
     # A task's success is unknown if none of its episodes ran to the end, or if a violation stopped an episode.
     # If the success of any task is unknown, the mean is None.
-    rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
+    task_rows = [row for row in task_rates(judged.scores) if spell_suite(row.suite) == SUITE]
+    rates = {row.task_id: row.sr for row in task_rows if row.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     percents = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
     if len(percents) < len(tasks):

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 from markupsafe import Markup
 
+from safevla_bench.errors import DamageError
 from safevla_bench.explain.episode import Moment, rank_by_severity
 from safevla_bench.files import read_input
 from safevla_bench.memory import limit_memory
@@ -132,7 +133,7 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
             # A small file may need much memory. If memory runs out, `limit_memory` raises `DamageError`.
             with limit_memory(folder / FRAMES / frame.file):
                 document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
-        except OSError:
+        except (OSError, DamageError):  # a `DamageError` is also raised for a Git LFS pointer
             continue
         if document is not None:
             documents[key] = document

@@ -17,7 +17,7 @@ from safevla_bench.report.episode_list import VACUOUS_REASON, ListedEpisode
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.tasks.reasons import describe_reason
-from safevla_bench.text import format_amount, format_fixed
+from safevla_bench.text import count_noun, format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
@@ -83,7 +83,7 @@ class EpisodeRecords:
         known_facts = {"initial state": header.init_state_index, "seed": header.seed}
         facts = [f"{name} {value}" for name, value in known_facts.items() if value is not None]
         duration_s = format_fixed(self.batch.elapsed_s(index, record_count - 1), 2)
-        return ", ".join([*facts, f"{record_count} records, {duration_s} s"])
+        return ", ".join([*facts, f"{count_noun(record_count, 'record')}, {duration_s} s"])
 
     def record(self, episode: int) -> Batch:
         # Return a batch with only the episode's record, which must exist.

@@ -242,6 +242,7 @@ def filter_episodes(
     task: str | None = None,
     outcome: str | None = None,
     body_kind: str | None = None,
+    spellings: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[ListedEpisode]:
     """Return the rows that match every given filter.
 
@@ -256,6 +257,7 @@ def filter_episodes(
         task: `3` or `task_3`, or `libero-goal/task_3` if several suites have such a task.
         outcome: an outcome such as `success` or `crashed`.
         body_kind: only episodes with a violating body of this kind; the rows must have their violating bodies.
+        spellings: filter -> further names with the meaning of the given name, such as recorded names of the suite.
 
     Raises:
         RunError: no row has the given policy, suite, task or outcome. These four filters apply in this order; the
@@ -264,7 +266,7 @@ def filter_episodes(
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
         if wanted is not None:
-            selected = _filter_by_name(name, wanted, selected)
+            selected = _filter_by_name(name, wanted, selected, spellings.get(name, ()))
     return [
         row
         for row in selected
@@ -291,11 +293,14 @@ def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
     return task_id.removeprefix("task_"), task_id, f"{suite}/{task_id}"
 
 
-def _filter_by_name(filter_name: str, wanted: str, rows: list[ListedEpisode]) -> list[ListedEpisode]:
+def _filter_by_name(
+    filter_name: str, wanted: str, rows: list[ListedEpisode], spellings: Collection[str]
+) -> list[ListedEpisode]:
     # Return the rows that match a filter such as `policy`. Raises `RunError` if no row matches.
+    # `spellings` are further names with the meaning of the name `wanted`.
     # `names_of(row)` returns the names by which the filter may select the row; messages show the last one.
     names_of = _NAMES_BY_FILTER[filter_name]
-    selected = [row for row in rows if wanted in names_of(row)]
+    selected = [row for row in rows if not {wanted, *spellings}.isdisjoint(names_of(row))]
     if not selected:
         available = ", ".join(sorted({names_of(row)[-1] for row in rows}, key=natural_key)) or "none"
         raise RunError(f"{filter_name} {wanted!r} matches no episode here", remedy=f"Available: {available}.")

@@ -17,7 +17,7 @@ from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.episodes import format_cause, format_margin, kept_clause_table, unjudged_table
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.tasks.reasons import describe_reason
-from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant, wrap_line
+from safevla_bench.text import NO_VALUE, count_noun, escape_controls, format_fixed, format_significant, wrap_line
 
 # Width of the labels of facts, in terminal columns.
 _LABEL = 14
@@ -74,7 +74,7 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
     facts = [
         describe_reason(score.no_verdict) if score.no_verdict else verdict,
         f"VSI {NO_VALUE if score.vsi is None else format_fixed(score.vsi, 3)}",
-        f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
+        f"{count_noun(explanation.records, 'record')}, {format_fixed(duration_s, 2)} s",
     ]
     lines = [
         f":{explanation.number} {score.episode_id}: {describe_verdict(explanation)}",

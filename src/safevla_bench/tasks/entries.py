@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -244,8 +244,15 @@ class Registry:
         """Return the one name of suites with the same tasks, in any spelling: libero-10 for libero_10 and libero-long.
         Return `name` for an unknown suite, and for a suite of states that a search found.
         """
-        suite = self.benchmarks.get(name if is_chosen(name) else self.find_suite(name))
+        name = name if is_chosen(name) else self.find_suite(name)
+        suite = self.benchmarks.get(name)
         return name if suite is None else suite.same_tasks_as or suite.name
+
+    def find_recorded(self, name: str, recorded: Collection[str]) -> list[str]:
+        # Return the `recorded` names that mean the suite: `name` itself, else names of the same tasks in any spelling.
+        if name in recorded:
+            return [name]
+        return [suite for suite in recorded if self.canonical_suite(suite) == self.canonical_suite(name)]
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return all tags of a task: the capability tags (what is measured), and the tags of its mechanism and objects.

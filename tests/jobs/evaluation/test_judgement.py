@@ -1,18 +1,21 @@
-"""What judging adds for gates: the costs of episodes, and the largest cost that an episode can have."""
+"""What judging adds for gates and comparisons: costs of episodes, and the episodes that a policy's results lack."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from builders import contacts, crash, episode
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
-from safevla_bench.jobs.evaluation.judgement import judge, measure_costs
+from safevla_bench.jobs.evaluation.judgement import describe_uncounted, judge, measure_costs
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.trajectory.batch import concatenate_batches
 
 
 def judged_with(folder, *absent):
@@ -47,3 +50,29 @@ def test_a_missing_episode_has_the_horizon_of_its_task_or_is_refused(tmp_path):
     with pytest.raises(RunError, match="no horizon is known"):
         measure_costs(judged, allow_crashed=False)
     assert measure_costs(judged, allow_crashed=True).most == 20
+
+
+def spoil_json(path):
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:-1], lines[-1].replace('"dt":0.05', '"dt":-1')]))
+
+
+def spoil_parquet(path):
+    table = pq.read_table(path)
+    dts = pa.array([*table["dt"].to_pylist()[:-1], -1.0])
+    pq.write_table(table.set_column(table.schema.get_field_index("dt"), "dt", dts), path)
+
+
+@pytest.mark.parametrize(("suffix", "spoil"), [(".jsonl", spoil_json), (".parquet", spoil_parquet)])
+@pytest.mark.parametrize("last_policy", ["c", None])
+def test_an_invalid_episode_counts_for_its_policy_alone_or_for_all_if_it_names_none(
+    tmp_path, suffix, spoil, last_policy
+):
+    path = tmp_path / f"all{suffix}"
+    valid = [episode(4, policy=policy, episode_id=policy) for policy in "abc"]
+    write_archive(path, concatenate_batches([*valid, episode(4, policy=last_policy, episode_id="bad")]))
+    spoil(path)
+    judged = judge([path], load_ruleset(), skip_invalid=True)
+    phrase = ["1 invalid episode left out"]
+    expected = {"a": [], "b": [], "c": phrase} if last_policy else dict.fromkeys("abc", phrase)
+    assert describe_uncounted(judged) == expected

@@ -19,7 +19,7 @@ from builders import episode, numbers_in, official_fields
 from folders import change_description, picture, reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
-from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
+from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, format_rescore_command, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
@@ -304,6 +304,15 @@ def test_rules_made_in_python_are_no_difference(run):
     assert "made in Python" in unchecked(run)[RULES]
     assert differing(run) == {}
     assert not verify_run(run).has_open_checks
+
+
+def test_for_rules_made_in_python_no_remedy_names_stored_rules(run):
+    by = replace(load_ruleset(), library=load_ruleset(library="paper-text").library)
+    write_outputs(judge([run], by), run)
+    remedy = unchecked_of_agreeing(run)["scores.json"].splitlines()[-1]
+    assert "--library" in remedy
+    assert "as-judged" not in remedy + format_rescore_command(run)
+    assert "scores.json" not in unchecked_of_agreeing(run, by)
 
 
 def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(run, tmp_path):

@@ -64,6 +64,22 @@ def test_the_same_tasks_under_two_names_are_refused(name):
         tables_of(suites("libero-10", name, "libero-goal"), "main")
 
 
+def test_other_tasks_of_a_suite_under_another_name_count_in_one_cell():
+    def of_suites(first: str, second: str) -> Scores:
+        other = verdicts(BAD, GOOD, GOOD, suite=second, task_id=("task_9",) * 3, absent=(crash(benchmark=second),))
+        return joined(verdicts(GOOD, BAD, suite=first, task_id=("task_3",) * 2), other)
+
+    two_names, one_name = of_suites("libero-10", "libero_long"), of_suites("libero-10", "libero-10")
+    names = ("main", "violations", "composition")
+    assert tables_of(two_names, *names) == tables_of(one_name, *names)
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in KINDS[:6]])
+def test_a_recorded_policy_is_never_taken_for_the_papers(name):
+    with pytest.raises(RunError, match=r"published policy: paper:pi0\.5"):
+        tables_of(suites("libero-goal", policy="paper:pi0.5"), name)
+
+
 def test_a_number_takes_the_host_of_the_papers_table():
     scores = suites("libero-goal", "robocasa-365")
     for number, name in {"4": "main-libero", "5": "main-robocasa-365", "8": "violations-robocasa-365"}.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import BOWL, contacts, crash, episode, rest_positions
+from builders import BOWL, DRAWER, HAND, contacts, crash, episode, rest_positions
 from judging.test_phases import composite
 from report.scenes import NAN, verdicts
 from report.tables.reading import FAILED, GOOD, columns, texts
@@ -124,6 +124,18 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
     assert texts(table, "Specification")[last] == "any scored"
     assert (texts(table, "With the registry")[last], texts(table, "Without")[last]) == ("0", "2")
     assert "held_object_tilt_body_15deg" in texts(table, "Specification")
+
+
+def test_a_phrase_that_several_reasons_have_is_shown_once():
+    force = contacts((2, HAND, DRAWER, 900.0))
+    tasks = [("libero-goal", "task_0"), ("libero-goal", "task_8"), ("robocasa-365", "OpenDrawer")]
+    batch = concatenate_batches(
+        [episode(contacts=force, benchmark=suite, task_id=task, episode_id=task) for suite, task in tasks]
+    )
+    table = applicability_table(*on_and_off(batch), Ruleset(DEFAULT, TASKS))
+    phrases = [text.split("; ") for text in texts(table, "Why it does not apply")]
+    assert max(map(len, phrases)) == 2
+    assert all(len(row) == len(set(row)) for row in phrases)
 
 
 def test_by_phases_what_lies_in_a_phase_without_the_clause_is_removed_and_its_reason_says_so():

@@ -191,9 +191,12 @@ def test_records_of_a_run_come_one_by_one_in_plan_order(runs):
     assert names == [row.episode_id for row in episode_rows(runs[0]) if row.outcome != "crashed"]
 
 
-def test_a_table_of_episodes_of_another_length_is_refused(shards, tmp_path):
+def test_a_table_of_episodes_that_was_changed_or_has_another_length_is_refused(shards, tmp_path):
     shutil.copy(shards[1] / "episodes.parquet", shards[0] / "episodes.parquet")
+    with pytest.raises(RunError, match=r"episodes\.parquet was changed since it was written"):
+        merge_shards(shards, tmp_path / "merged")
     change_description(shards[0], shard={**read_description(shards[0])["shard"], "first": 1})
+    parts.write_manifest(shards[0], archive_parts(shards[0]), 4, read_description(shards[0]))
     with pytest.raises(RunError, match="end at 4"):
         merge_shards(shards, tmp_path / "merged")
 

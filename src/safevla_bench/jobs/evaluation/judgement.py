@@ -135,8 +135,21 @@ RULES = "judged_with.json"
 def format_rescore_command(run: Path) -> str:
     """Return the command that writes a run's scores again, by the rules that judged the run."""
     # A run that was judged by the default rules has no file `judged_with.json`.
+    if not describes_rules(run):
+        return "judge the run again in Python, by the same rules"
     command = f"safevla score {shlex.quote(str(run))}"
     return f"{command} --rules as-judged" if (run / RULES).exists() else command
+
+
+def describes_rules(run: Path) -> bool:
+    """Return whether --rules as-judged can name the rules that judged the run; false for rules made in Python."""
+    try:
+        _read_recipe(run / RULES)
+    except UndescribedRulesError:
+        return False
+    except SafevlaError:  # the file is damaged
+        return True
+    return True
 
 
 HOST_REGISTRY = "host_registry"  # field of run.json: names and contents of the host's files of task tags
@@ -332,7 +345,7 @@ def _describe_by_policy(judged: Judged, describe: Callable[[LeftOut], list[str]]
     for policy in set[str | None]().union(*policies_by_source):
         own = [k for k, policies in enumerate(policies_by_source) if not policies or policy in policies]
         run_count = sum(judged.sources[k].is_interrupted for k in own)
-        phrases[policy] = _describe_interruptions(run_count) + describe(judged.records.count_left_out(own))
+        phrases[policy] = _describe_interruptions(run_count) + describe(judged.records.count_left_out(policy, own))
     return phrases
 
 

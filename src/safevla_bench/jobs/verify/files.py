@@ -27,7 +27,7 @@ from safevla_bench.archive import parquet_guard, parquet_rows
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError, UndescribedRulesError, describe_cause
 from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names
-from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, format_rescore_command, judge
+from safevla_bench.jobs.evaluation.judgement import RULES, describes_rules, find_rules, format_rescore_command, judge
 from safevla_bench.jobs.evaluation.outputs import render_report, score_files
 from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.judging.judged import Judged, ScoresFile, describe_maker
@@ -269,7 +269,7 @@ def _list_plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: s
     difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, but is not in {table}" for absent in difference.missing)
     if difference.unnamed:
-        yield f"{table} lacks {difference.unnamed} episodes planned by {folder.RUN}"
+        yield f"{table} lacks {count_noun(difference.unnamed, 'episode')} planned by {folder.RUN}"
     if difference.unplanned:
         yield f"{table} has {difference.unplanned} repeated episodes, or episodes that are not planned by {folder.RUN}"
 
@@ -339,7 +339,12 @@ def format_value(value: object) -> str:
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, PHASES, VERSION = "library", "registry", "phases", "version"
 _read_rule_options = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
-_REMEDY = "Check with the rules of the run's maker: --rules as-judged, or with your own files: --library and --rules."
+
+
+def _format_rules_remedy(run: Path) -> str:
+    # Return the remedy, on a separate line, for a run that was judged by rules other than those of the verification.
+    as_judged = "--rules as-judged, or " if describes_rules(run) else ""
+    return f"\nCheck by the rules that judged the run: {as_judged}name their files by --library or --rules."
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
@@ -376,10 +381,11 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
         has_other_options = _read_rule_options(own_provenance) != _read_rule_options(provenance)
         # With other rules, different scores would prove nothing, so do not judge again.
         if own_provenance.rules != provenance.rules and (is_by_stored_rules or has_other_options):
-            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
-        findings = _compare_judges(scores_file, ruleset)
+            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}{_format_rules_remedy(run)}")]
+        findings = _compare_judges(scores_file, ruleset, _format_rules_remedy(run))
     except SafevlaError as error:
-        return [open_check(folder.SCORES, f"the rules that judged the run are not available: {error}\n{_REMEDY}")]
+        problem = f"the rules that judged the run are not available: {error}"
+        return [open_check(folder.SCORES, f"{problem}{_format_rules_remedy(run)}")]
     # The scores are only comparable if library and registry agree.
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags differ from those that judged the run"
@@ -402,7 +408,7 @@ def _was_judged_by_stored_rules(run: Path, provenance: Provenance) -> bool:
         return False
 
 
-def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset, remedy: str) -> list[Finding]:
     # Compare the rules and the version that judged the run with `ruleset` and this version.
     provenance, library, registry = scores_file.judged_by, ruleset.library, ruleset.registry
     phases = ruleset.provenance().phases  # a digest; "" if the rules do not judge phase by phase
@@ -412,7 +418,6 @@ def _compare_judges(scores_file: ScoresFile, ruleset: Ruleset) -> list[Finding]:
         judge_version += f" (version {scores_file.scores_version} of {folder.SCORES})"
         own_version += f" (version {folder.SCORES_VERSION} of {folder.SCORES})"
     tags = "with files" if ruleset.registry_files else "built-in"
-    remedy = "\nUse the rules that judged the run: --rules as-judged, or name their files by --library or --rules."
     return [
         _compare_ids(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare_ids(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
@@ -483,7 +488,7 @@ _DifferenceFinder = Callable[[bytes, bytes], Iterator[str]]
 def _compare_content(
     check: str, path: Path, read: Callable[[], bytes], expected: bytes, find_differences: _DifferenceFinder, text: str
 ) -> Finding:
-    """Compare the content of the file at `path`, which `read` returns, with `expected`. `text` describes agreement."""
+    # Compare the content that `read` returns for the file at `path` with `expected`. `text` describes agreement.
     try:
         with memory.limit_memory(path):
             written = read()

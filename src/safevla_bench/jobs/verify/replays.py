@@ -29,6 +29,7 @@ from safevla_bench.jobs.verify import files
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import RUN, read_description
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
@@ -445,7 +446,7 @@ def _compare_replay(
     agreement = f"within {_STATE_TOLERANCE:g}, from its recorded first state" if from_state else "bit for bit"
     if start.earlier_resets and not from_state:
         agreement += f", with seed {start.env_seed} and {start.earlier_resets} earlier resets"
-    detail = f"{len(successes) + 1} records, {agreement}"
+    detail = f"{count_noun(len(successes) + 1, 'record')}, {agreement}"
     if marks.standin_benchmarks(episode):
         detail += "; record and replay used stand-ins for the host's assets"
     if uncompared:

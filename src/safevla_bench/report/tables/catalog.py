@@ -21,7 +21,13 @@ from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.cells import HOST_TITLES, Roster
-from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
+from safevla_bench.report.tables.published import (
+    PUBLISHED_TABLES,
+    paper_policies,
+    summarize_paper,
+    warn_of_published,
+    warn_of_tasks,
+)
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
@@ -59,7 +65,12 @@ class TableInputs:
     @cached_property
     def cells(self) -> list[metrics.Summary]:
         # Return a summary per cell (policy × suite), in order of first appearance; [] if there are no scores.
-        return metrics.cells(self.scores) if self.scores is not None else []
+        # Raise `RunError` for a recorded policy `paper:NAME`: the tables would take its numbers for the paper's.
+        cells = metrics.cells(self.scores) if self.scores is not None else []
+        for name in sorted(paper_policies().keys() & {cell.policy for cell in cells}):
+            problem = f"a policy of the runs has the name of a published policy: {name}"
+            raise RunError(problem, remedy="Rename the policy with NAME=SOURCE.")
+        return cells
 
     @property
     def auxiliary_cells(self) -> list[metrics.Summary]:
@@ -74,49 +85,42 @@ class TableInputs:
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[metrics.Summary]) -> list[metrics.Summary]:
-        """Return these summaries, then the paper's results for the published policies in `roster` on the same suites.
-        Raises `RunError` if a policy of the runs has the name of a published policy.
-        """
-        for cell in cells:
-            if cell.policy in self.roster.published:
-                problem = f"a policy of the runs has the name of a published policy: {cell.policy}"
-                raise RunError(problem, remedy="Rename the policy with NAME=SOURCE.")
+        """Return the summaries, then the paper's results for the published policies in `roster` on the same suites."""
         return [*cells, *summarize_paper(cells, self.roster.published)]
 
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[metrics.Summary]]]:
         """Yield the title and summaries of each group of suites. A group is all of the paper's suites on one host,
         or one other suite. `host` selects the groups of one host; None = all hosts, followed by the auxiliary runs
-        as a group if `auxiliary` is set. Raises `RunError` if a policy has two summaries for a suite.
+        as a group if `auxiliary` is set. Raises `RunError` if a policy ran a task under two names of its suite.
         """
         cells_by_title: dict[str, list[metrics.Summary]] = {}
-        for cell in self.cells:
-            name = self.registry.canonical_suite(cell.suite or "")
-            benchmark = self.registry.benchmarks.get(name)  # None for a suite that is not registered
+        for cell in self._pool_names():
+            benchmark = self.registry.benchmarks.get(cell.suite or "")  # None for a suite that is not registered
             is_on_host = host is None or (benchmark is not None and benchmark.host == host)
-            if self.roster.is_auxiliary(cell) or not is_on_host:
-                continue
-            # The title of the group: the host's title for the paper's suites, else the suite's own name.
-            title = cell_tables.suite_group(self.registry, cell.suite)
-            if benchmark:
-                # Suites with the same tasks, or with names in other spellings, count as one suite.
-                cell = msgspec.structs.replace(cell, suite=name)
-            cells_by_title.setdefault(title, []).append(cell)
-        for title, group in cells_by_title.items():
-            # Suites with the same tasks were renamed above, so a policy may now have two summaries for one suite.
-            _require_distinct(group)
-            yield title, group
+            if is_on_host and not self.roster.is_auxiliary(cell):
+                # The title of the group: the host's title for the paper's suites, else the suite's own name.
+                cells_by_title.setdefault(cell_tables.suite_group(self.registry, cell.suite), []).append(cell)
+        yield from cells_by_title.items()
         if auxiliary and host is None and self.auxiliary_cells:
             yield "auxiliary runs", self.auxiliary_cells
 
-
-def _require_distinct(cells: Sequence[metrics.Summary]) -> None:
-    # Raise `RunError` if a policy has two summaries for one suite.
-    # `suite_groups` gives suites with the same tasks one name, so the two summaries come from two names of a suite.
-    counts = Counter((cell.policy, cell.suite) for cell in cells)
-    for (policy, suite), count in counts.items():
-        if count > 1:
-            problem = f"policy {policy!r} has results under two names of suite {suite}"
-            raise RunError(problem, remedy="Use one name in all records, or leave out the results under one name.")
+    def _pool_names(self) -> list[metrics.Summary]:
+        # Return the summaries of `cells`. Suites with the same tasks, or with names in other spellings, are one suite.
+        names = {cell.suite or "": self.registry.canonical_suite(cell.suite or "") for cell in self.cells}
+        scores = self.scores
+        if scores is None or all(suite == name for suite, name in names.items()):
+            return self.cells
+        recorded = zip(scores.policy, scores.benchmark, scores.task_id, strict=True)
+        # The keys of the dictionary are the tasks of each policy, without repetition.
+        tasks = dict.fromkeys([*recorded, *((e.policy, e.benchmark, e.task_id) for e in scores.absent)])
+        counts = Counter((policy, names[suite], task) for policy, suite, task in tasks)
+        for (policy, suite, task), count in counts.items():
+            if count > 1:
+                problem = f"policy {policy!r} has results of {task} under two names of suite {suite}"
+                raise RunError(problem, remedy="Use one name in all records, or leave out the results under one name.")
+        renamed = tuple(names[suite] for suite in scores.benchmark)
+        absent = tuple(msgspec.structs.replace(e, benchmark=names[e.benchmark]) for e in scores.absent)
+        return metrics.cells(replace(scores, benchmark=renamed, absent=absent))
 
 
 Built = Iterator[tuple[Table, Sequence[metrics.Summary]]]  # tables, each with the summaries that its numbers come from

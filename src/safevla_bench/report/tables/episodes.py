@@ -20,7 +20,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, tex
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.foreign import LACKS, ForeignResults
 from safevla_bench.stl.formula import Formula, format_formula
-from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_significant
+from safevla_bench.text import NO_VALUE, count_noun, format_amount, format_fixed, format_significant
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DIVERGED, mark_flags, replay_fields
 
@@ -80,7 +80,7 @@ def _describe_counts(rows: Sequence[ListedEpisode], total: int, spec_id: str | N
     success_count = sum(episode.success is True for episode in unsafe)
     unknown_count = sum(row.episode.safe is None for row in rows)
     unknown_text = f", {unknown_count} without a verdict" if unknown_count else ""
-    return f"{listed}: {len(unsafe)} unsafe ({success_count} successes){unknown_text}"
+    return f"{listed}: {len(unsafe)} unsafe ({count_noun(success_count, 'success', 'es')}){unknown_text}"
 
 
 def _identity_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
@@ -170,7 +170,7 @@ def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     return tabulate(
-        f"{len(answers)} episodes: {tally}; {format_formula(formula)}",
+        f"{count_noun(len(answers), 'episode')}: {tally}; {format_formula(formula)}",
         answers,
         *_identity_columns(answers),
         text_column("Verdict", lambda answer: answer.verdict),

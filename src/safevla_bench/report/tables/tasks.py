@@ -203,7 +203,9 @@ def _spec_effect(
         on.reasons[on.reason[column, k]] or phase_reasons[on.benchmark[k], on.task_id[k]].get(spec_id, "")
         for k in np.flatnonzero(removed)
     ]
-    why = "; ".join(dict.fromkeys(describe_reason(reason, with_tags=False) for reason in reasons))
+    # A text has a phrase for each part of a reason. Each phrase is shown once.
+    texts = [describe_reason(reason, with_tags=False) for reason in dict.fromkeys(reasons)]
+    why = "; ".join(dict.fromkeys(phrase for text in texts for phrase in text.split("; ")))
     return _Effect(
         template, spec_id, why, *(int(mask.sum()) for mask in (successes, violated_on, violated_off, removed))
     )

@@ -100,10 +100,14 @@ class EpisodeIndex:
         """Counts of the episodes that are not in the index, because they are invalid, lost or missing."""
         return LeftOut.from_problems(self.problems, self.sources)
 
-    def count_left_out(self, sources: Sequence[int]) -> LeftOut:
-        """Return the counts of `left_out` for the sources with these indices."""
-        located = zip(self.problems, self.problem_sources, strict=False)
-        problems = [problem for problem, source in located if source in sources]
+    def count_left_out(self, policy: str | None, sources: Sequence[int]) -> LeftOut:
+        """Return the counts of `left_out` for the sources with these indices, without other policies' episodes."""
+        problems = []
+        for problem, source in zip(self.problems, self.problem_sources, strict=False):
+            recorded = problem.place.policy  # None = unknown, so that the episode may be of any policy
+            is_of_policy = recorded is None or self.sources[source].policy_names.get(recorded, recorded) == policy
+            if source in sources and is_of_policy:
+                problems.append(problem)
         return LeftOut.from_problems(problems, [self.sources[k] for k in sources])
 
     @property

@@ -377,8 +377,9 @@ def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) 
             if image.width * image.height > _MAX_PIXELS:
                 return None
             image.load()  # decode the pixels now, so that a damaged picture raises here
-    # Pillow raises all these types for damaged or huge pictures.
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeWarning, Image.DecompressionBombError):
+    # `read_input` raises `RecordError` for a Git LFS pointer. Pillow raises the other types for bad or huge pictures.
+    except (RecordError, OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeWarning,
+            Image.DecompressionBombError):  # fmt: skip
         return None
     return form, content
 

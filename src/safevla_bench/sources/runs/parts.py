@@ -211,7 +211,7 @@ def read_unfinished(
                 if not has_raw(folder):
                     problem, place = "the run was completed while it was read", Place(file=str(folder))
                     raise RunError(problem, remedy="Run the command again.", place=place) from None
-                yield error.with_place(Place(episode=episode.episode_id))
+                yield error.with_place(Place(episode=episode.episode_id, policy=episode.policy))
 
 
 def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:

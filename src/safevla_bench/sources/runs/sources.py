@@ -170,20 +170,20 @@ class RecordSource:
             yield from self.read()
         else:
             # From here on, an expected episode counts as lost if there is no record and no error with its id.
-            yield from self._read_and_report_lost([absent.episode_id for absent in self.expected])
+            yield from self._read_and_report_lost(self.expected)
 
-    def _read_and_report_lost(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
+    def _read_and_report_lost(self, expected: Sequence[run_folder.AbsentEpisode]) -> Iterator[Batch | RecordError]:
         """Yield the records and errors, then an error for each expected episode without a record or error. Errors
         without an expected episode count as zero lost episodes. Records of unexpected episodes become errors.
         """
-        # Escaped name -> name, for each expected episode without a record or error so far. Names in errors are escaped.
-        missing_names = {escape_controls(name): name for name in expected}
-        planned_names = set(missing_names)
+        # Escaped name -> each expected episode without a record or error so far. Names in errors are escaped.
+        missing = {escape_controls(episode.episode_id): episode for episode in expected}
+        planned_names = set(missing)
         surplus_problem = "the archive has a record of this episode, but the run's table of episodes does not list it"
         for batch in self.read():
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
-                missing_names.pop(name, None)
+                missing.pop(name, None)
                 if name not in planned_names:  # also true for an error without an episode's name
                     batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
                 yield batch
@@ -191,16 +191,18 @@ class RecordSource:
             planned_indices = []
             for index, header in enumerate(batch.headers):
                 name = escape_controls(header.episode_id)
-                missing_names.pop(name, None)
+                missing.pop(name, None)
                 if name in planned_names:
                     planned_indices.append(index)
                 else:
-                    yield RecordError(surplus_problem, place=Place(file=str(self.path), episode=name))
+                    place = Place(file=str(self.path), episode=name, policy=header.policy)
+                    yield RecordError(surplus_problem, place=place)
             if planned_indices:
                 yield batch if len(planned_indices) == len(batch) else select_episodes(batch, planned_indices)
         lost_problem = "the episode was recorded, but no part of the archive has a readable record of it"
-        for name in missing_names.values():
-            yield DamageError(lost_problem, place=Place(file=str(self.path), episode=name))
+        for episode in missing.values():
+            place = Place(file=str(self.path), episode=episode.episode_id, policy=episode.policy)
+            yield DamageError(lost_problem, place=place)
 
 
 def _report_changed_parts(path: Path) -> Iterator[DamageError]:

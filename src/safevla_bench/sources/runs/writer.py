@@ -339,7 +339,7 @@ def _result_digests(folder: Path) -> dict[str, str]:
 
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
-    # Returns the shard in a run folder. Raises `RunError` unless it is complete and its archive is intact.
+    # Returns the shard in a run folder. Raises `RunError` unless it is complete, and its archive and table are intact.
     # `format_continuation` returns the command that continues the run in a folder.
     require_run(folder)
     description = run_folder.read_description(folder)
@@ -353,6 +353,9 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     for name, problem in parts.changed_parts(folder):
         _refuse_folder(folder / name, problem, _DAMAGED)
+    for problem in parts.changed_files(folder):
+        if problem.startswith(f"{run_folder.EPISODES} was changed"):  # scores and pictures are not merged
+            _refuse_folder(folder, problem, _DAMAGED)
     return _Shard(folder, description, position, parts.complete_episodes(folder))
 
 
