@@ -38,7 +38,8 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[p
     with _translated_text_errors(), open_parquet(path) as (file, row_counts):
         for name in columns or ():  # names of the columns to read; None = all columns
             if name not in file.schema_arrow.names:
-                raise RecordError(f"there is no column {name!r}")
+                remedy = f"Write the file again with the columns {', '.join(columns or ())}."
+                raise RecordError(f"there is no column {name!r}", remedy=remedy)
         for number in range(len(row_counts)):
             yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=columns, use_threads=False)
 

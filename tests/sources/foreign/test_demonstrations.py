@@ -128,6 +128,7 @@ def test_what_is_not_a_demonstration_is_an_error(tmp_path):
     ("part", "value", "problem"),
     [
         ("actions", [["left", "right"]] * 4, "cannot be read as numbers"),
+        ("actions", [[b"left", b"right"]] * 4, "cannot be read as numbers"),
         ("actions", None, "actions is not a dataset"),
         ("model_file", MODEL.replace("0.2 0.9", "high 0.9"), ".* could not convert string to float: 'high'"),
         ("model_file", MODEL[:60], "the model cannot be read"),
@@ -223,7 +224,7 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values", "problem"),
     [
-        ("action", pa.array([["left"] * 7] * 5), "cannot be read"),
+        ("action", pa.array([["left"] * 7] * 5), "as different types"),
         ("action", pa.array([[0.0] * 7] * 4 + [None], pa.list_(pa.float32(), 7)), "has no action"),
         ("action", pa.array([[0.0] * 6] * 5), "cannot be read"),
         ("episode_index", pa.array(["a"] * 5), "column 'episode_index' holds"),

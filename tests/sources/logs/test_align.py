@@ -339,6 +339,22 @@ def test_each_static_transform_is_used_from_its_time_on_and_the_first_from_the_s
         caplog.clear()
 
 
+@pytest.mark.parametrize(("max_gap_s", "count", "warns"), [(0.2, 3, True), (0.3, 3, False), (0.3, 1, True)])
+def test_transforms_that_are_rarer_than_the_longest_gap_are_a_warning(caplog, max_gap_s, count, warns):
+    cup = [(at, message(x, frame="camera")) for at, x in HAND]
+    hand = [(at, message(x, frame="world")) for at, x in HAND]
+    moves = [
+        (at, message(2.0, frame="world", child=child))
+        for at in (0.0, 0.25, 0.5)[:count]
+        for child in ("camera", "unused")
+    ]
+    tree = {**EEF, "bodies": {"cup": {**CUP["cup"], "in": "world"}}, "transforms": {"max_gap_s": max_gap_s}}
+    with caplog.at_level(logging.WARNING):
+        body = aligned(tree, {"/e": hand, "/cup": cup}, transforms=moves).series["bodies.cup"]
+    assert body.known.all() != warns
+    assert ("transforms of camera come once, or mostly" in caplog.text) == warns
+
+
 def test_a_pose_in_a_frame_that_its_topic_moves_and_a_convention_that_names_imply_are_warnings(caplog):
     rows = [(at, message(x, frame=frame, child=child)) for at, x in HAND
             for frame, child in (("world", "base"), ("base", "tool"))]  # fmt: skip

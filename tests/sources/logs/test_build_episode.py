@@ -427,6 +427,17 @@ def test_a_part_far_from_the_origin_is_a_warning(caplog, distance_m, warns):
     assert ("from the origin" in warnings_of(caplog, {"eef": series(poses)}, HAND)) == warns
 
 
+@pytest.mark.parametrize(
+    ("zeros", "far_m", "warns"), [([2], 0.3, True), ([0, 1], 0.3, True), ([2], 0.03, False), ([], 1, False)]
+)
+def test_a_jump_to_the_origin_is_a_warning_since_zeros_may_mean_a_lost_pose(caplog, zeros, far_m, warns):
+    poses = moving() * 0
+    poses[:, 2], poses[:, 3] = far_m, 1.0
+    poses[zeros, 2] = 0.0
+    text = warnings_of(caplog, {"eef": series(poses)}, HAND)
+    assert (f"the origin, where it is in {len(zeros)} record" in text) == warns
+
+
 @pytest.mark.parametrize(("times", "moves", "warns"), [(1, 9, False), (2, 7, True), (2, 6, False), (3, 7, True)])
 def test_a_pose_that_is_repeated_often_is_a_warning(caplog, times, moves, warns):
     poses = np.repeat(moving(moves + 1), times, axis=0)

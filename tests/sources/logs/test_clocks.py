@@ -70,6 +70,32 @@ def test_stamps_over_50_ms_off_are_a_warning_up_to_1_s_with_the_line_for_the_oth
         assert (times["mug"].base.startswith("header stamps"), problems) == (not is_own, [])
 
 
+@pytest.mark.parametrize("ahead", [lambda k: 10_000 * (k > 60), lambda k: k])  # ms: set at a message, or drifting
+@pytest.mark.parametrize("moved", ["eef", "mug"])
+def test_a_clock_that_is_set_or_drifts_during_the_recording_is_noticed(ahead, moved):
+    k = np.arange(100)
+    at = EPOCH_NS + 50 * MS * k
+    own = {part: at + MS * ahead(k) * (part == moved) for part in ("eef", "mug")}
+    times, (problem,) = place({part: stamps(f"/{part}", at, own[part]) for part in own})
+    assert "the clocks differ" in problem
+    assert times["mug"].time_ns.tolist() == times["eef"].time_ns.tolist()
+    late = stamps("/mug", at + 300 * MS * (k > 80), at)  # stamps are right where only the messages are late
+    times, (problem,) = place({"eef": stamps("/eef", at, at), "mug": late})
+    assert "the stamps are used" in problem
+    assert times["mug"].time_ns.tolist() == (at - EPOCH_NS).tolist()
+
+
+def test_a_tracker_that_repeats_its_last_message_keeps_its_stamps_and_a_clock_of_seconds_is_a_warning():
+    at = EPOCH_NS + 50 * MS * np.arange(100)
+    lost = stamps("/mug", at, np.minimum(at, at[40]))
+    times, problems = place({"eef": stamps("/eef", at, at), "mug": lost})
+    assert problems == []
+    assert times["mug"].time_ns.max() == 2000 * MS
+    seconds = stamps("/mug", at, at // 10**9 * 10**9)
+    _, (problem,) = place({"eef": stamps("/eef", at, at), "mug": seconds})
+    assert "before its log time" in problem
+
+
 def test_log_times_are_mapped_through_the_clock_whose_rate_may_be_another():
     """A simulation at half speed: a topic without stamps runs on simulated time too."""
     log = EPOCH_NS + 100 * MS * np.arange(11)

@@ -251,6 +251,17 @@ def test_an_infinite_torque_is_refused_and_never_left_out(tmp_path):
     assert "torque is infinite" in problem(write_mapped(tmp_path, frames(effort=effort)))
 
 
+@pytest.mark.parametrize("name", ["gripper_open", "isOpen", "gripper.released"])
+def test_a_gripper_that_is_1_while_open_needs_a_bound(tmp_path, name):
+    text = MAPPED + '[gripper]\nfrom = "grip"\n'
+    folder = write_mapped(tmp_path, frames(grip=(np.arange(30) < 9)[:, None].astype(float)), text=text)
+    assert isinstance(read(folder)[0], Batch)
+    describe_feature(folder, "grip", names=[name])
+    assert "holds_below = 0.5" in problem(folder)
+    save_mapping(folder, text + "holds_below = 0.5\n")
+    assert read(folder)[0].gripper_contact.episode_rows(0)[:, 0].tolist() == [0.0] * 9 + [1.0] * 21
+
+
 @pytest.mark.parametrize("grip", [np.linspace(0, 0.08, 30), np.where(np.arange(30) < 9, -1.0, 1.0)])
 def test_numbers_of_a_gripper_other_than_0_and_1_need_bounds(tmp_path, grip):
     text = MAPPED + '[gripper]\nfrom = "grip"\n'
@@ -312,6 +323,59 @@ def test_stamps_of_another_rate_than_fps_are_used_with_a_warning_and_nanoseconds
     assert score(batch, load_ruleset()).episode(0).diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.05)
     replace_column(folder, "timestamp", pa.array([k * 50_000_000 for k in range(30)]))
     assert "stamps are not in seconds" in problem(folder)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"), [([0] * 9 + [1] * 21, "several tasks, of which the first counts: 'Pick the mug!', 1"),
+                         ([1] * 30, "1 has no text"), ([0] * 30, "")],
+)  # fmt: skip
+def test_frames_of_several_tasks_or_of_an_unknown_one_are_a_warning(tmp_path, caplog, tasks, words):
+    folder = write_mapped(tmp_path)
+    replace_column(folder, "task_index", pa.array(tasks))
+    with caplog.at_level(logging.WARNING):
+        (batch,) = read(folder)
+    assert batch.headers[0].instruction == ("Pick the mug!" if tasks[0] == 0 else None)
+    assert words in caplog.text
+    assert bool(words) == ("task" in caplog.text)
+
+
+@pytest.mark.parametrize(("decimals", "is_even"), [(3, True), (2, False)])
+def test_stamps_that_are_rounded_to_milliseconds_are_even(tmp_path, decimals, is_even):
+    folder = write_mapped(tmp_path, fps=30)
+    replace_column(folder, "timestamp", pa.array(np.round(np.arange(30) / 30, decimals)))
+    (batch,) = read(folder)
+    assert batch.channel("time_s").present[0] != is_even
+    assert batch.dt_s[0] == pytest.approx(1 / 30)
+
+
+@pytest.mark.parametrize(("done", "warns"), [([9, 29], True), ([28, 29], False), ([], False)])
+def test_an_end_before_further_frames_is_a_warning(tmp_path, caplog, done, warns):
+    rows = np.isin(np.arange(30), done)[:, None]
+    folder = write_mapped(tmp_path, frames(**{"next.done": rows}))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(read(folder)[0], Batch)
+    assert ("'next.done' is true in frame 9 and false later" in caplog.text) == warns
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    pq.write_table(pq.read_table(path).drop(["next.done"]), path)  # info.json still lists it
+    assert isinstance(read(folder)[0], Batch)
+
+
+def test_positions_of_half_precision_are_a_warning(tmp_path, caplog):
+    folder = write_mapped(tmp_path)
+    values = [np.float16(row).tolist() for row in frames()["eef"]]
+    replace_column(folder, "eef", pa.array(values, pa.list_(pa.float16())))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(read(folder)[0], Batch)
+    assert "[eef]: positions are stored as float16" in caplog.text
+
+
+def test_frames_that_are_skipped_while_stamps_go_on_are_a_warning(tmp_path, caplog):
+    folder = write_mapped(tmp_path, total_frames=30)
+    replace_column(folder, "frame_index", pa.array([k + 20 * (k > 9) for k in range(30)]))
+    with caplog.at_level(logging.WARNING):
+        (batch,) = read(folder)
+    assert "frame_index skips numbers" in caplog.text
+    assert batch.dt_s[0] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("stated", ["", 'unit = "mm"\nangle_unit = "deg"\n'])
@@ -599,6 +663,12 @@ def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frame
     pq.write_table(table.slice(0, 50), path, row_group_size=7)
     pq.write_table(table.slice(50), path.with_name("file-001.parquet"), row_group_size=3)
     assert [same_bits(batch, expected) for batch, expected in zip(read(folder), whole, strict=True)] == [True, True]
+    single = table.slice(50).set_column(0, "eef", table.slice(50)["eef"].cast(pa.list_(pa.float32())))
+    assert table.column_names[0] == "eef"
+    pq.write_table(single, path.with_name("file-001.parquet"))
+    assert [int(batch.lengths[0]) for batch in read(folder)] == [30, 40]
+    pq.write_table(single.set_column(0, "eef", pa.array(["x"] * 20)), path.with_name("file-001.parquet"))
+    assert "as different types" in str(read(folder)[1])
     pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
     assert any("not consecutive" in str(outcome) for outcome in read(folder))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,10 @@ def test_the_last_action_may_be_unknown_and_no_other_number(tmp_path):
         ([0.0, 5.0, 10.0], [0.0, 5.0, 10.0], 5.0, "timestamp"),
         ([0.0, 0.1], [0.0, 0.1], 0.1, "timestamp"),
         ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 0.05, "timestamp"),
+        ([0.0, 0.052, 0.1], [0.0, 0.052, 0.1], 0.05, "timestamp"),
+        ([7.0, 7.05, 7.1], [0.0, 0.05, 0.1], 0.05, "frame_index / fps"),
+        ([1e5, 1e5 + 0.046875, 1e5 + 0.1015625], [0.0, 0.05, 0.1], 0.05, "frame_index / fps"),  # rounded to float32
+        ([1e5, 1e5 + 0.046, 1e5 + 0.101], [1e5, 1e5 + 0.046, 1e5 + 0.101], 0.05, "timestamp"),
     ],
 )
 def test_stamps_are_the_times_where_they_differ_from_the_frames_by_a_hundredth(tmp_path, stamps, times, dt_s, base):
@@ -318,9 +323,65 @@ def test_stamps_that_are_a_hundred_frames_apart_are_no_seconds(tmp_path):
     assert "not in seconds" in str(error)
 
 
+@pytest.mark.parametrize("stamp", [math.nan, math.inf])
+def test_stamps_must_be_finite(tmp_path, stamp):
+    (error,) = read(tmp_path, ACTION, {"a": TWO, "timestamp": [0.0, stamp, 0.1]})
+    assert "'timestamp' has a value that is not a finite" in str(error)
+
+
+def test_stamps_that_count_frames_are_no_seconds(tmp_path):
+    (error,) = read(tmp_path, ACTION, {"a": TWO, "timestamp": [0.0, 1.0, 2.0]})
+    assert "not in seconds" in str(error)
+
+
 def test_a_single_frame_has_the_step_of_the_frames(tmp_path):
     (episode,) = read(tmp_path, ACTION, {"a": TWO[:1], "timestamp": [7.0]})
-    assert (episode.time_s.tolist(), episode.dt_s) == ([7.0], 0.05)
+    assert (episode.time_s.tolist(), episode.dt_s) == ([0.0], 0.05)
+
+
+_POSE = [[500.0, 0.0, 200.0, 90.0, 0.0, 0.0]] * 3
+_ANGLES = {"names": ["x", "y", "z", "roll", "pitch", "yaw"]}
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        _ANGLES | {"units": ["mm"] * 3 + ["deg"] * 3},
+        _ANGLES | {"unit": ["millimeters"] * 3 + ["degrees"] * 3},
+        _ANGLES | {"units": {"x": "mm", "y": "mm", "z": "mm", "roll": "deg", "pitch": "deg", "yaw": "deg"}},
+        {"names": ["x_mm", "y_mm", "z_mm", "roll", "pitch", "yaw"], "units": ["mm"] * 3 + ["deg"] * 3},
+    ],
+)
+def test_units_of_a_feature_apply_to_its_pose(tmp_path, described):
+    (episode,) = read(tmp_path, '[eef]\nfrom = "p"\nrotation_form = "rpy"\n', {"p": _POSE}, p=described)
+    turned = np.sqrt(0.5)
+    assert episode.series["eef"].values[0] == pytest.approx([0.5, 0.0, 0.2, turned, turned, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("described", "text", "word"),
+    [
+        (_ANGLES | {"units": ["mm", "deg"]}, "", "do not fit the numbers.*6 units"),
+        (_ANGLES | {"units": {"position": "mm", "rotation": "deg"}}, "", "do not fit the numbers"),
+        (_ANGLES | {"units": ["mm", "mm", "cm"] + ["deg"] * 3}, "", "several units"),
+        (_ANGLES | {"units": ["ft"] * 3 + ["deg"] * 3}, "", "'ft'"),
+        ({"names": ["x_cm", "y_cm", "z_cm", "roll", "pitch", "yaw"], "units": ["mm"] * 3 + ["deg"] * 3}, "", "several"),
+        (_ANGLES | {"units": ["mm"] * 3 + ["deg"] * 3}, 'unit = "m"\n', "is 'm', but .* 'mm'"),
+    ],
+)
+def test_units_of_a_feature_that_are_unclear_are_refused(tmp_path, described, text, word):
+    with pytest.raises(RecordError) as caught:
+        list(read(tmp_path, f'[eef]\nfrom = "p"\nrotation_form = "rpy"\n{text}', {"p": _POSE}, p=described))
+    assert re.search(word, f"{caught.value} {caught.value.remedy}", re.DOTALL)
+
+
+@pytest.mark.parametrize(("unit", "names"), [("mNm", None), ("rad", ["j1", "j2"]), (["A", "A"], ["j1", "j2"])])
+def test_torques_whose_feature_has_another_unit_need_a_scale(tmp_path, unit, names):
+    text = '[torque]\nfrom = "a"\n'
+    with pytest.raises(RecordError, match="the names say"):
+        list(read(tmp_path, text, {"a": TWO}, a={"units": unit, "names": names}))
+    (episode,) = read(tmp_path, text + "scale = 0.001\n", {"a": TWO}, a={"units": unit, "names": names})
+    assert episode.series["torque"].values[0].tolist() == [0.001, 0.002]
 
 
 @pytest.mark.parametrize(("most", "is_read"), [(60, True), (59, False)])

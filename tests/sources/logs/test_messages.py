@@ -108,6 +108,13 @@ def test_marks_that_may_switch_trials_on_and_off_are_refused(values, is_clear):
         taker.require_clear()
 
 
+def test_marks_of_which_none_begins_a_trial_are_refused():
+    taker = MarkTaker("marker", "/t", Budget(99, "numbers"))
+    taker.take(message(data=False), 0, 0)
+    with refused("all messages on /t are false, so no trial begins"):
+        taker.require_clear()
+
+
 def test_numbers_are_chosen_by_the_names_of_each_message_and_a_message_without_them_is_left_out():
     messages = [
         message(name=["a", "b"], effort=[1.0, 2.0]),
@@ -125,6 +132,8 @@ def test_numbers_are_chosen_by_the_names_of_each_message_and_a_message_without_t
         taken(*messages, names=("a", "d", "e")).require_some()
     with refused("no message has the mapped"):
         taken(messages[3], names=("a",)).require_some()
+    with refused("several numbers called 'b'"):
+        taken(message(name=["b", "a", "b"], effort=[1.0, 2.0, 3.0]), names=("a", "b"))
 
 
 def test_without_names_in_the_mapping_an_unknown_message_counts_and_the_names_are_in_the_order_of_the_indices():
@@ -412,6 +421,7 @@ def stamp(**fields: Any) -> int:
 def test_a_stamp_is_read_in_each_of_its_forms_and_is_0_in_others(value, expected_ns):
     fields = message(timestamp=value).timestamp if isinstance(value, dict) else value
     assert stamp(timestamp=fields) == expected_ns
+    assert stamp(stamp=fields) == expected_ns
     assert stamp(header=message(stamp=fields), timestamp=None) == expected_ns
 
 

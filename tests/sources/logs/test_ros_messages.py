@@ -253,6 +253,17 @@ def test_poses_in_different_frames_are_an_error_unless_they_are_brought_into_one
     assert "'camera' with 'map'" in problem(folder)
 
 
+def test_a_body_without_a_frame_next_to_a_hand_with_one_is_a_warning(tmp_path, caplog):
+    text = EEF + '[bodies.mug]\nfrom = "/mug"\nrole = "bystander"\n'
+    for named in ("world", ""):
+        caplog.clear()
+        mug = [("/mug", at(k), pose(0.5, at(k), named)) for k in range(20)]
+        write_rosbag2(tmp_path / f"bag{named}", hand() + mug)
+        save_mapping(tmp_path / f"bag{named}", text)
+        assert isinstance(read(tmp_path / f"bag{named}")[0], Batch)
+        assert ("[bodies.mug] do not name their frame; they are read as poses in world" in caplog.text) == (not named)
+
+
 def test_two_parents_of_a_frame_are_an_error(tmp_path):
     rows = hand(frame="tool")
     for k in range(20):
@@ -301,6 +312,19 @@ def test_a_recording_is_cut_into_trials_by_times(tmp_path):
     assert [batch.headers[0].episode_id for batch in (first, second)] == ["bag_0", "bag_1"]
     assert [(batch.lengths[0], batch.headers[0].success) for batch in (first, second)] == [(8, True), (5, False)]
     assert second.eef_pos_m.episode_rows(0)[0, 0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_trials_do_not_depend_on_the_order_of_topics_in_the_file(tmp_path, storage):
+    kind, empty = T["std_msgs/msg/Bool"], T["std_msgs/msg/Empty"]
+    marks = [("/trial", at(k) - 1, kind(on)) for k, on in ((12, True), (16, False), (2, True), (9, False))]
+    rows = [*hand(), *marks, ("/camera", at(0) - 10**9, empty())]  # the camera begins 1 s before the hand
+    write_rosbag2(tmp_path / "bag", rows, storage)
+    hand_lines, trial = '[eef]\nfrom = "/eef"\n', "[[episode]]\nsuccess = true\n"
+    for cut in ('marker = "/trial"\n', f"start_s = 1.099\nend_s = 1.449\n{trial}start_s = 1.599\nend_s = 1.799\n"):
+        save_mapping(tmp_path / "bag", trial + cut + hand_lines)
+        found = [(batch.headers[0].episode_id, int(batch.lengths[0])) for batch in read(tmp_path / "bag")]
+        assert found == [("bag_0", 7), ("bag_1", 4)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation, Slerp
 
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs.transforms import Edge, FrameTree
+from safevla_bench.sources.logs.transforms import Edge, FrameTree, interpolate_poses
 
 GAP_NS = 10**9
 
@@ -75,3 +75,17 @@ def test_two_parents_no_path_and_a_circle_are_errors():
     for source, says in [("a", "several parents: map, odom"), ("c", "no transforms connect"), ("x", "form a cycle")]:
         with pytest.raises(RecordError, match=says):
             tree.bring(here[None], source, "map", now)
+
+
+def test_poses_are_interpolated_after_a_clock_jumps_from_booting_to_1970():
+    """The clock of a computer without a battery: 12 s since booting, then the time of day."""
+    known = np.array([0, 10**8, 17 * 10**17, 17 * 10**17 + 10**8])
+    rows = poses(np.random.default_rng(0), 4)
+    at = np.array([5 * 10**7, 10**9, 17 * 10**17 + 25 * 10**6, known[-1]])
+    position, rotation = interpolate_poses(known, rows, at, 2 * 10**8)
+    assert np.isnan(position[1]).all()
+    assert position[[0, 2, 3]] == pytest.approx(
+        np.stack([rows[:2, :3].mean(axis=0), rows[2, :3] * 0.75 + rows[3, :3] * 0.25, rows[3, :3]])
+    )
+    turns = Slerp([0, 1], Rotation.from_quat(rows[2:, 3:], scalar_first=True))([0.25, 1.0])
+    assert (turns.inv() * rotation[2:]).magnitude().max() < 1e-7

@@ -54,6 +54,15 @@ def test_the_offset_is_that_of_the_first_still_second_and_the_force_is_judged(tm
     assert "wrist_force_under_140N" not in scores.episode(0).active_specs
 
 
+@pytest.mark.parametrize(("rows", "is_noticed"), [(slice(0, 6), True), (slice(15, 40), True), (slice(40, 60), False)])
+def test_a_force_that_changes_within_the_tare_is_a_warning(tmp_path, caplog, rows, is_noticed):
+    forces = np.tile(BIAS, (N, 1)) + np.random.default_rng(3).normal(0, 2, (N, 3))  # as noisy as sensors of a UR
+    forces[rows] += [0.0, 20.0, 0.0]
+    with caplog.at_level(logging.WARNING):
+        measured(tmp_path, hand(), forces)
+    assert ("within the tare" in caplog.text) == is_noticed
+
+
 def test_a_hand_that_moves_at_first_is_tared_where_it_is_still(tmp_path):
     poses = hand()[::-1].copy()  # moves for 50 records, then rests
     forces = np.tile(BIAS, (N, 1))
@@ -172,6 +181,7 @@ def test_numbers_whose_names_say_no_force_are_asked_for(names):
         ("fx_mV fy_mV fz_mV", "scale = 20", 20.0),
         ("fx_kg fy_kg fz_kg", "scale = -9.80665", -9.80665),
         ("fx_lb fy_lb fz_lb", 'unit = "N"', 1.0),
+        ("target_fx target_fy target_fz", 'unit = "N"', 1.0),
     ],
 )
 def test_a_unit_of_forces_in_names_is_refused_without_a_scale_that_fits(tmp_path, names, answer, factor):
@@ -197,6 +207,8 @@ def test_a_unit_of_forces_in_names_is_refused_without_a_scale_that_fits(tmp_path
         ("Fx [daN]", "dan", "10"), ("fx_grams", "grams", "0.00980665"), ("/dan/ft", "", ""), ("Fx [кг]", "кг", ""),
         ("Fx [0.1 kN]", "0.1 kn", ""), ("tau (Nm/100)", "nm/100", ""), ("Fx (Newton)", "", ""), ("force [x]", "", ""),
         ("shoulder_pan.load", "load", ""), ("Present_Load_1", "load", ""), ("joint1_temperature", "temperature", ""),
+        ("fx_cmd", "cmd", ""), ("targetFx", "target", ""), ("fx_std", "std", ""), ("fx_adc", "adc", ""),
+        ("tau_cmd_1", "cmd", ""), ("q0", "q", ""), ("joint1_dq", "dq", ""), ("-fx", "-", ""), ("tau_q1", "", ""),
         ("/current_joint_states", "", ""), ("A1", "", ""), ("LB_hip", "", ""), ("tau1_Nm", "", ""), ("N·m", "", ""),
     ],
 )  # fmt: skip
@@ -278,3 +290,54 @@ def test_usual_topics_of_force_torque_sensors_are_read(tmp_path, topic):
     text = f'[episode]\nsuccess = true\n[eef]\nfrom = "/e"\n[wrench]\nfrom = "{topic}"\ntare = [0, 0, 0]\n'
     save_mapping(tmp_path, text)
     assert isinstance(read(tmp_path)[0], Batch)
+
+
+@pytest.mark.parametrize("frame", ["base", "/base", "tool"])
+def test_forces_in_the_frame_of_the_poses_do_not_turn_with_the_hand(tmp_path, caplog, frame):
+    poses = hand(180.0)
+    forces = BIAS + (weight(poses) if frame == "tool" else np.tile([0, 0, -MASS * 9.81], (N, 1)))
+    rows = []
+    for k, (pose, force) in enumerate(zip(poses.tolist(), forces.tolist(), strict=True)):
+        place = dict(zip("xyz", pose, strict=False)), dict(zip("wxyz", pose[3:], strict=True))
+        entry = {"frame_id": "base", "position": place[0], "orientation": place[1]}
+        rows += [("/eef", 5 + 0.05 * k, entry), ("/ft", 5 + 0.05 * k, {"frame_id": frame, "data": force})]
+    write_mcap(tmp_path / "take.mcap", rows)
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[wrench]\nfrom = "/ft"\n'
+    save_mapping(tmp_path, text + f"mass_kg = {MASS}\n" * (frame == "tool"))
+    (batch,) = read(tmp_path)
+    assert np.abs(batch.channel("wrist_force_n").values).max() < 1e-9
+    assert "mass_kg" not in caplog.text
+    save_mapping(tmp_path, text + f"mass_kg = {MASS}\n" * (frame != "tool"))
+    assert (
+        ("Leave mass_kg out" in problem(tmp_path))
+        if frame != "tool"
+        else (read(tmp_path) and "give the" in caplog.text)
+    )
+
+
+@pytest.mark.parametrize(("hit_at", "warns"), [(78.5, True), (-0.5, True), (60.5, False), (None, False)])
+def test_a_force_outside_the_records_is_a_warning(tmp_path, caplog, hit_at, warns):
+    poses = [
+        ("/eef", 5 + 0.05 * k, dict(zip("xyz", pose[:3], strict=True))) for k, pose in enumerate(hand()[:78].tolist())
+    ]
+    rows = []
+    for k in range(-4, 2 * N):
+        force = BIAS + [0.0, 0.0, 90.0 * (hit_at == k / 2)] + np.random.default_rng(k + 4).normal(0, 0.3, 3)
+        rows.append(("/ft", 5 + 0.025 * k, {"data": force.tolist()}))
+    write_mcap(tmp_path / "take.mcap", sorted(poses + rows, key=lambda row: row[1]))
+    save_mapping(tmp_path, '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[wrench]\nfrom = "/ft"\n')
+    with caplog.at_level(logging.WARNING):
+        (batch,) = read(tmp_path)
+    assert isinstance(batch, Batch)
+    assert ("is not judged" in caplog.text) == warns
+
+
+def test_forces_and_torques_of_frames_without_a_hand_are_a_warning(tmp_path, caplog):
+    poses, forces = hand(), np.tile(BIAS, (N, 1))
+    poses[-3:] = np.nan
+    forces[-1] += [0.0, 0.0, 200.0]
+    text = f'{TEXT}[torque]\nfrom = "ft"\nlimits_nm = [9, 9, 9]\n'
+    with caplog.at_level(logging.WARNING):
+        assert measured(tmp_path, poses, forces, text).lengths.tolist() == [N - 3]
+    assert "a force of about 200 N before" in caplog.text
+    assert "a torque of 207 before" in caplog.text

@@ -7,6 +7,7 @@ The process writes to stdout one line of JSON with `demos` or `error` (null if m
 states of each demonstration as float64 numbers.
 """
 
+import codecs
 import json
 import re
 import resource
@@ -34,6 +35,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
     try:
         import h5py
 
+        codecs.lookup("ascii")  # h5py needs this codec for texts, but Python could not open the codec's file later
         with h5py.File(f"/dev/fd/{descriptor}", "r") as file:
             _lower_limit(resource.RLIMIT_NOFILE, 0)  # from here on, no link in the file can open another file
             answer: dict[str, object] = {"demos": list(_read_demos(file, matrices))}

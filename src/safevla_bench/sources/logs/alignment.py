@@ -99,12 +99,25 @@ def align(
         raise RecordError(problem, remedy=REMEDY_LARGE)
     tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
     series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
+    if tree.rare_frames:
+        gap_text = f"come once, or mostly over {mapping.transforms.max_gap_s:g} s apart"
+        remedy = "If the frames move little, write a larger max_gap_s under [transforms]"
+        warn(f"the transforms of {', '.join(tree.rare_frames)} {gap_text}; poses in between are unknown. {remedy}")
+    for part, channel in channels.items():
+        # A force in the frame in which the hand's poses are given has axes that do not turn with the hand.
+        force, hand = channel.taker, channels.get(part.replace("wrench", "eef", 1))
+        if hand is not None and isinstance(force, NumberTaker) and isinstance(hand.taker, PoseTaker):
+            is_fixed = force.frame in {*hand.taker.frame_names, *hand.frames} - {""}
+            series[part] = series[part]._replace(is_fixed=is_fixed)
     # A dict serves as an ordered set. Frames without a name cannot be compared.
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
         remedy = f'For each mapped pose, write `in = "{named[0]}"`, so that transforms (/tf) convert it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
+    unnamed = ", ".join(f"[{part}]" for part, channel in channels.items() if channel.frames == ("",))
+    if unnamed and frames:
+        warn(f"the poses of {unnamed} do not name their frame; they are read as poses in {next(iter(frames))}")
     step_ns = int(np.median(np.diff(instants)))
     # The clock counts as uneven if the step is not a whole number of nanoseconds, as at 30 Hz.
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0

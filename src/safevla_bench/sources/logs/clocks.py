@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-# A topic's stamps are on the common time base if the median difference from converted log times is at most this.
+# A topic's stamps are on the common time base if the median difference from converted log times is at most this, also
+# in each quarter of a topic with at least `_FEWEST_IN_QUARTERS` messages.
 _SAME_BASE_NS = 50_000_000
 # If stamps differ from log times by more than the limit above and at most by this, messages are late or clocks differ.
 # A warning states whether late messages or different clocks are assumed.
 _MAX_LATENCY_NS = 1_000_000_000
+_FEWEST_IN_QUARTERS = 40
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
 _MAX_ROUGHNESS = 1e-2  # limit on the error of interpolated stamps, as a multiple of the clock's median step
 _FITTED_COUNT = 100  # extrapolation fits a line to this many messages at each end of the clock
@@ -104,9 +106,9 @@ def place_messages(
         stamps_ns = stamps.stamp_ns - first_ns
         has_stamp = _find_stamped(stamps)
         time_source = f"{position_kind}, mapped to the stamps of {reference.topic}"
-        offset_ns = np.median((stamps_ns - mapped_ns)[has_stamp]) if has_stamp.any() else np.inf
+        # The offset is the largest median difference between stamps and positions; infinite without stamps.
+        offset_ns = max(_list_medians((stamps_ns - mapped_ns)[has_stamp], stamps_ns[has_stamp]), key=abs)
         step = describe_step_back(stamps_ns[has_stamp])
-        # The offset is the median difference between stamps and positions; infinite without stamps.
         use_stamps = name == clock or abs(offset_ns) <= limit_ns
         # Beyond the default limit, use stamps only if their offset is at most 1 s.
         # In addition, messages must seem to be late, or the stamps must go back.
@@ -115,7 +117,7 @@ def place_messages(
             use_stamps = is_near and bool(step or (uses_log_times and _may_be_late(reference) and _may_be_late(stamps)))
             # Stamps that go back are reported below, with a warning that is more exact.
             if not (is_near and step):
-                warn(_describe_doubt(stamps.topic, reference.topic, float(offset_ns) / 1e9, position_kind, use_stamps))
+                warn(_describe_doubt(stamps.topic, reference.topic, offset_ns / 1e9, position_kind, use_stamps))
         if use_stamps:
             if step:  # stamps that go back are not used
                 warn(f"the header stamps of {stamps.topic} go back {step}; the {position_kind} is used")
@@ -129,7 +131,21 @@ def place_messages(
 def _may_be_late(messages: Stamps) -> bool:
     # Returns whether the median log time is -0.05 to 1 s after the stamp, as if one clock gave both.
     has_stamp = _find_stamped(messages)
-    return bool(-_SAME_BASE_NS <= np.median((messages.log_ns - messages.stamp_ns)[has_stamp]) <= _MAX_LATENCY_NS)
+    stamp_ns = messages.stamp_ns[has_stamp]
+    delays_ns = _list_medians(messages.log_ns[has_stamp] - stamp_ns, stamp_ns)
+    return min(delays_ns) >= -_SAME_BASE_NS and max(delays_ns) <= _MAX_LATENCY_NS
+
+
+def _list_medians(differences_ns: Ints, stamp_ns: Ints) -> list[float]:
+    # Returns the median of each quarter of the messages, since a clock may drift, or be set during the recording.
+    # Few messages have a single median, and no message at all has the median infinity.
+    # A tracker that lost its object may send the last pose again, with its old stamp. Such messages do not count,
+    # unless most stamps are repeated, as by a clock that counts seconds.
+    is_new = np.diff(stamp_ns, prepend=stamp_ns[:1] - 1) != 0
+    if len(is_new) and np.median(np.diff(np.flatnonzero(np.append(is_new, True)))) == 1:
+        differences_ns = differences_ns[is_new]
+    quarters = np.array_split(differences_ns, 4 if len(differences_ns) >= _FEWEST_IN_QUARTERS else 1)
+    return [float(np.median(quarter)) if len(quarter) else np.inf for quarter in quarters]
 
 
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, use_stamps: bool) -> str:
@@ -216,7 +232,8 @@ def _refuse_step_back(candidates: Sequence[Stamps], topic: str, kind: str, step_
     # `topic` is the clock's topic, and `kind` names the times that go back. `step_text` states where and by how much.
     usable_clocks = [messages.topic for messages in candidates if not describe_step_back(_find_own_times(messages))]
     cause = "The clock of every mapped topic was set back during recording, or the stamp of a message is wrong."
-    remedy = f"{cause} Cut the file at this message, or record again."
+    trials = "write a table [[episode]] with start_s and end_s for each side of it"
+    remedy = f"{cause} Cut the file at this message, or {trials}."
     if usable_clocks:
         choice = "set `clock` under [episode] to a topic whose times increase"
         cause = "The clock was set back during recording, or the stamp of this message is wrong"

@@ -61,9 +61,9 @@ class Topics:
 
     def note_time(self, log_ns: int) -> None:
         """Update the first and last log time with the log time of any message, even of an unwanted one."""
-        if self.first_ns is None:
-            self.first_ns = log_ns
-        self.last_ns = log_ns
+        # A file may hold one topic after another, so the first message in time may come last.
+        self.first_ns = log_ns if self.first_ns is None else min(self.first_ns, log_ns)
+        self.last_ns = max(self.last_ns, log_ns)
 
     def add(self, channel: Topic) -> Topic | None:
         """Register a channel. Return the channel if its messages are wanted, and None otherwise."""

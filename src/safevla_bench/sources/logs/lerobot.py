@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from safevla_bench.archive.parquet_guard import open_parquet, read_batches, read_table
 from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
@@ -31,16 +32,17 @@ from safevla_bench.files import read_input
 from safevla_bench.sources.logs import mappings, records
 from safevla_bench.sources.logs.names import PoseLayout, decide_forces
 from safevla_bench.sources.logs.proposal import FoundSource
-from safevla_bench.text import escape_controls, explain_mismatch, load_json, warn_once
+from safevla_bench.text import count_noun, escape_controls, explain_mismatch, load_json, warn_once
 from safevla_recorder.episode import Floats
 
 INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # `INFO_1` is the path in version 1
 _KEY_COLUMNS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
-SUCCESS = "next.success"
+SUCCESS, _DONE = "next.success", "next.done"
 _NO_NUMBERS = ("video", "image", "string")
 _MAX_INFO_BYTES = 1 << 24
 _MAX_FEATURE_SIZE = 1 << 16
+_MOST_NAMED = 4
 _MAX_STEPS = 100  # if the median interval of stamps exceeds this many control steps, stamps are not in seconds
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, call finalize() at the end."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
@@ -81,7 +83,9 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     is_whole = totals.total_frames == present_count  # False if the dataset does not count its frames
     # `index` counts the dataset's frames. If frames are missing, a jump of `index` between two episodes shows where.
     checks_ends = missing_count > 0 and "index" in footers[0][1]
-    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *(["index"] if checks_ends else []), *columns]))
+    # Not every dataset has the column `_DONE`, which only serves a warning.
+    more = ["index"] * checks_ends + [_DONE] * all(_DONE in names for _, names in footers)
+    all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *more, *columns]))
     parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
     last_index, row_count, size_bytes, episode_count = -1, 0, 0, 0
     for path in files:
@@ -120,7 +124,13 @@ def _join_parts(
 ) -> pa.Table | DamageError:
     # Returns the episode's frames, or an error if frames may be missing. If `is_whole`, the dataset has all its frames.
     # `next_frame` is the `index` of the first frame after the episode, which shows whether the episode is cut off.
-    frames = pa.concat_tables(parts).sort_by("frame_index")
+    place = Place(file=str(folder), episode=episode_name(parts[0]))
+    try:
+        # Files may store a feature with different precisions.
+        frames = pa.concat_tables(parts, promote_options="permissive").sort_by("frame_index")
+    except pa.ArrowException as error:
+        problem = f"the files of the episode store a feature as different types: {' '.join(str(error).split())}"
+        return DamageError(problem, episodes=1, remedy=_WRITTEN, place=place)
     problem = ""
     frame_indices = frames["frame_index"].to_numpy()
     # In a whole dataset, an episode may skip indices of frames. Otherwise, a skipped index may be a lost frame.
@@ -129,7 +139,6 @@ def _join_parts(
         problem = "frames are missing or repeated, since frame_index is not 0, 1, 2, …"
     elif next_frame is not None and frames["index"][-1].as_py() + 1 != next_frame:
         problem = "the last frames may be missing"
-    place = Place(file=str(folder), episode=episode_name(frames))
     return DamageError(problem, episodes=1, remedy=_DOWNLOAD, place=place) if problem else frames
 
 
@@ -228,6 +237,8 @@ class Feature(msgspec.Struct):
     dtype: str = ""
     shape: list[Annotated[int, Meta(ge=0, lt=1 << 20)]] = []
     names: Any = None
+    units: Any = None  # not of LeRobot's format, but written by some tools, as is `unit`
+    unit: Any = None
 
     @property
     def size(self) -> int:
@@ -240,9 +251,23 @@ class Feature(msgspec.Struct):
         names = _flatten_names(self.names, self.size)
         return names if len(names) == self.size else []
 
+    def label_numbers(self, part: str) -> list[str]:
+        """Return the names of the numbers with their units, as in `x [mm]`; [] if the description gives no units."""
+        # `part` is the name of a table in the mapping, for the error if the units do not fit the numbers.
+        given, names = self.units or self.unit, self.number_names or [""] * self.size
+        if isinstance(given, str):
+            given = [given] * self.size
+        if isinstance(given, dict) and not given.keys().isdisjoint(names):
+            given = [given.get(name, "") for name in names]
+        units = _flatten_names(given, self.size)
+        if given and len(units) != self.size:
+            remedy = f"In {INFO}, write one unit, or a list of {count_noun(self.size, 'unit')}."
+            refuse_field(f"the units {escape_controls(str(given))} do not fit the numbers", remedy, part)
+        return [f"{name} [{unit}]" for name, unit in zip(names, units, strict=False)]
+
 
 def _flatten_names(names: Any, size: int) -> list[str]:
-    """Return the names in `names`: a list, a list of names per matrix axis, or a dictionary of lists or indices."""
+    # Returns the names in `names`: a list, a list of names per matrix axis, or a dictionary of lists or indices.
     # `size` is the count of the feature's numbers. Several lists in a dictionary give names such as `left.x`.
     if isinstance(names, dict):
         if names and all(isinstance(index, int) for index in names.values()):  # name -> index
@@ -329,8 +354,9 @@ def read_episodes(
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
     for part, columns in mapping.sources.items():
-        names = dataset.features[columns.source].number_names
-        if isinstance(columns, mappings.Columns):
+        if isinstance(columns, mappings.TorqueColumns | mappings.WrenchColumns):
+            feature = dataset.features[columns.source]
+            names = feature.label_numbers(part) or feature.number_names
             columns.require_scale(part, [names[index] for index in indices[part]] if names else [])
     # The mapping may state the success, or name the feature that records it. Otherwise, the usual feature is read.
     success_source = mapping.episode.success
@@ -361,7 +387,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return a feature's value in the last frame; None if null or NaN. Raises `RecordError` unless it is 0 or 1."""
+    # Returns a feature's value in the last frame; None if null or NaN. Raises `RecordError` unless it is 0 or 1.
     try:
         values = feature_matrix(frames, feature)
         invalid = values[~np.isnan(values) & (values != 0) & (values != 1)]
@@ -391,8 +417,8 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if they differ from
-    these times by 1 % of a frame or more. Non-finite numbers, and quaternions of zeros, count as unknown.
+    """Return the episode of these frames. Its times [s] are `frame_index` / fps, or the time stamps if they are uneven
+    (see `_are_even`). Non-finite numbers, and quaternions of zeros, count as unknown.
     """
     # `picks` maps each part of the record to the layout of the part's pose, or to the indices of the part's numbers.
     # `instructions` maps the index of a task to its text. `success` is None if the frames do not record it.
@@ -401,19 +427,37 @@ def _read_episode(
         raise ValueError(f"more than {mappings.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
     frame_index = frames["frame_index"].to_numpy()
     stamps_s = feature_matrix(frames, "timestamp")[:, 0]
-    # Time stamps are rounded to float32, so small deviations do not count.
-    is_even = np.abs(stamps_s * dataset.fps - frame_index).max() < 1e-2
+    if not np.isfinite(stamps_s).all():
+        raise ValueError("'timestamp' has a value that is not a finite number")
+    is_even = _are_even(stamps_s, frame_index, dataset.fps)
     step_s = 1 / dataset.fps
     # Median interval of the time stamps, in control steps.
     interval_steps = float(np.median(np.diff(stamps_s))) / step_s if len(stamps_s) > 1 and not is_even else 1.0
-    if interval_steps > _MAX_STEPS:
+    if interval_steps > _MAX_STEPS or (not is_even and (stamps_s == frame_index).all()):
         problem = f"the interval of time stamps is {interval_steps * step_s:.6g}"
         problem += f", but the interval of frames is {step_s:g} s at {dataset.fps:g} Hz"
         raise ValueError(f"{problem}: the stamps are not in seconds")
+    skipped = np.diff(frame_index) > 1
+    if not is_even and (np.diff(stamps_s)[skipped] < 1.5 * interval_steps * step_s).any():
+        problem = "frame_index skips numbers, but the time stamps show no gap there; the time stamps are used"
+        warn_once(f"{dataset.folder}: {episode_name(frames)}", problem)
     if not 0.9 < interval_steps < 1.1 and interval_steps > 0:  # an interval of 0 raises an error later
         step_s *= interval_steps
         difference = f"fps is {dataset.fps:g}, but the rate of the time stamps is {1 / step_s:.4g} Hz"
         warn_once(str(dataset.folder), f"{difference}; the time stamps are used")
+    if _DONE in frames.column_names and "bool" in str(frames[_DONE].type):
+        done = feature_matrix(frames, _DONE)[:, 0] == 1
+        if (done[:-1] & ~done[1:]).any():
+            problem = f"{_DONE!r} is true in frame {int(done.argmax())} and false later"
+            warn_once(f"{dataset.folder}: {episode_name(frames)}", f"{problem}; are these several episodes?")
+    # The indices of the episode's tasks in the order of the frames.
+    tasks = list(dict.fromkeys(frames["task_index"].to_pylist()))
+    if len(tasks) > 1 or tasks[0] not in instructions:
+        problem = f"task_index {tasks[0]} has no text in meta/tasks, so the episode is a task of its own"
+        if len(tasks) > 1:
+            listed = ", ".join(repr(instructions.get(task, task)) for task in tasks[:_MOST_NAMED])
+            problem = f"the frames have several tasks, of which the first counts: {escape_controls(listed)}"
+        warn_once(f"{dataset.folder}: {episode_name(frames)}", problem)
     time_base = "frame_index / fps" if is_even else "timestamp"
     series: dict[str, records.Series] = {}
     for part, columns in mapping.sources.items():
@@ -433,6 +477,8 @@ def _read_episode(
                 number_names = tuple(names[index] for index in indices)
         is_single = "float" in str(frames[columns.source].type)  # pyarrow calls float32 `float`
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
+        if isinstance(columns, mappings.PoseColumns) and "halffloat" in str(frames[columns.source].type):
+            warn("positions are stored as float16, in steps of 0.5 mm at 1 m, which make speeds and jerk too large")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
         if part == "action":
@@ -444,10 +490,22 @@ def _read_episode(
         time_s=frame_index / dataset.fps if is_even else stamps_s,
         dt_s=step_s,
         series=series,
-        instruction=instructions.get(frames["task_index"][0].as_py()),
+        instruction=instructions.get(tasks[0]),
         success=success,
         embodiment=dataset.robot,
     )
+
+
+def _are_even(stamps_s: Floats, frame_index: NDArray[np.int64], fps: float) -> bool:
+    # Returns whether stamps are `frame_index` / fps plus a constant, up to 1 % of a frame or the rounding of stamps.
+    # Stamps may be rounded to float32 (to 8 ms, if they count from the start of a dataset of 100,000 s) or to ms.
+    with np.errstate(over="ignore", invalid="ignore"):  # implausibly large stamps
+        single = stamps_s.astype(np.float32)
+        deviation = np.abs((stamps_s - stamps_s[0]) * fps - (frame_index - frame_index[0])).max()
+        rounding_s = np.spacing(np.abs(single).max()) if (single == stamps_s).all() else 0.0
+        if np.abs(stamps_s * 1e3 - np.round(stamps_s * 1e3)).max() < 1e-2:
+            rounding_s = max(rounding_s, 1e-3)
+    return bool(deviation < 1e-2 or deviation <= rounding_s * fps < 1)
 
 
 def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> PoseLayout | list[int]:
@@ -462,7 +520,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> 
     if size > _MAX_FEATURE_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
     if isinstance(columns, mappings.PoseColumns):
-        layout = columns.find_numbers(part, names, size)
+        layout = columns.find_numbers(part, names, size, feature.label_numbers(part))
         # `doubt` is a warning about a convention that the names do not state; "" = none.
         if layout.doubt:
             warn_once(str(dataset.folder), f"[{part}] {layout.doubt}")

@@ -84,7 +84,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         unit, factor = next((found for found in units if found[0]), ("", ""))
         remedy = f"Under [{part}], write `scale = {factor}`, which converts them to {base}."
         if not factor:
-            stated = f'`unit = "{base}"` if the numbers are in {base}'
+            stated = f'`unit = "{base}"` if the numbers were measured in {base}'
             remedy = f"Under [{part}], write the factor to {base} as `scale`, or {stated}."
         # A `scale` may include a gear ratio.
         # But `scale` must be above 1 if the named unit is larger than `base`, and below 1 if it is smaller.
@@ -119,10 +119,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The indices of position and rotation that the mapping gives, in this order; () if it gives none."""
         return (*(self.position or ()), *(self.rotation or ()), *(self.quaternion or ()))
 
-    def find_numbers(self, part: str, names: Sequence[str], size: int) -> naming.PoseLayout:
+    def find_numbers(self, part: str, names: Sequence[str], size: int, labels: Sequence[str] = ()) -> naming.PoseLayout:
         """Return which of `size` numbers are the pose. `names` are the names of the numbers, or []. Raises
         `RecordError` if the pose is ambiguous; the error lists lines that would complete the mapping.
         """
+        # `labels` are names with units, as in `x [mm]`, if the log gives units apart from the names.
         # `part` is the name of the part of the record, such as `eef`, `eef.left` or `bodies.cup`.
         rotation = self.rotation if self.quaternion is None else self.quaternion
         # Without indices, the pose of an arm's hand is in the numbers whose names contain the arm's name.
@@ -132,6 +133,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             form, order = self.rotation_form, self.quaternion_order
             layout = naming.decide_pose(names, size, self.position, rotation, form, order, self.rotation_order, arm)
             label = self.field or self.source
+            if labels:
+                unit, angle_unit = naming.find_units(labels, layout.position, layout.rotation)
+                layout = layout._replace(unit=unit, angle_unit=angle_unit)
             naming.refuse_other_order(order, [*names, label])
             if self.position is None and naming.says_change(label):
                 raise ValueError(f"which numbers are x, y, z of [{part}]? {label!r} does not name a pose")

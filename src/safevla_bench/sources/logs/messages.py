@@ -121,12 +121,13 @@ class MarkTaker(Taker):
 
     def require_clear(self) -> None:
         # A mark is a message that begins or ends a trial. `others` are the marks that are not Booleans.
-        # Raises `RecordError` if there is no mark, or if it is unclear whether every mark begins a trial.
+        # Raises `RecordError` if no mark begins a trial, or if it is unclear whether every mark does.
         # Marks (numbers or texts) are unclear if each second mark may end a trial.
         # This is so if they are 0 and 1, or two texts, or if every second mark is the same.
-        if not self.rows:
+        if not any(self.rows):
             remedy = "Name another topic as `marker`, or write start_s and end_s for each [[episode]]."
-            refuse_field(f"there is no message on {self.topic}, so no trial begins", remedy, self.part)
+            found = f"all messages on {self.topic} are false" if self.rows else f"there is no message on {self.topic}"
+            refuse_field(f"{found}, so no trial begins", remedy, self.part)
         marks = set(self.others)
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
         # `others[k::2]` is every second mark; a repetition shows only in four or more marks.
@@ -144,6 +145,7 @@ class NumberTaker(Taker):
     columns: Columns = field(kw_only=True)
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
     size: int = 0  # count of numbers in the last message
+    frame: str = ""  # the frame that the first message with numbers names; "" = none
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
@@ -162,6 +164,11 @@ class NumberTaker(Taker):
         # So these indices are found only once for all messages with the same names.
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
+            repeated = [name for name in columns.names or () if names.count(name) > 1]
+            if repeated:
+                remedy = "Choose them by `index`, counted from 0, or give them different names."
+                problem = f"a message of {self.topic} has several numbers called {repeated[0]!r}"
+                refuse_field(problem, remedy, self.part)
             is_chosen = bool(columns.names or columns.index)
             if self.part.partition(".")[0] == "wrench" and names and not is_chosen:
                 try:
@@ -191,6 +198,7 @@ class NumberTaker(Taker):
             refuse_field(f"a message lacks a mapped number: {error}", remedy, self.part)
         # Messages without any of the named numbers are skipped, since a topic may have messages of several devices.
         if columns.names is None or not all(map(math.isnan, row)):
+            self.frame = self.frame if self.rows else _parent_frame(message)
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
@@ -569,9 +577,9 @@ def _to_float(name: str, value: Any) -> float:
 
 def _read_stamp(message: Any) -> int:
     """Return a message's stamp [ns]; 0 = none. Stamps of ROS, Foxglove and Protobuf, numbers and texts are read."""
-    # ROS has `header.stamp`; Foxglove's types have `timestamp`.
+    # ROS has `header.stamp`; Foxglove's types have `timestamp`; JSON may have `stamp` without a header.
     stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
-    stamp = getattr(message, "timestamp", None) if stamp is None else stamp
+    stamp = _first_field(message, "timestamp", "stamp") if stamp is None else stamp
     try:
         # `operator.index` accepts integers only, since floats would be rounded.
         return operator.index(stamp.sec) * 10**9 + operator.index(stamp.nanosec)

@@ -33,8 +33,9 @@ _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_UNITS_AFTER_AXES` maps words that are units only after an axis or after the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 # `_FORCE_UNITS` maps words for units of forces and torques to the unit's factor, as text.
+# A force or torque whose name has a word in `_UNMEASURED` is not a measured one.
 # `_OWNERS` maps words for the hand to `hand`, and words that name no object to "".
-_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS, _OWNERS = (
+_KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS, _UNMEASURED, _OWNERS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
     for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
 )
@@ -91,6 +92,11 @@ def _split_words(name: str) -> list[str]:
     return re.findall(r"6d|[^\W\d_]+|\d+|[°˚]", text)
 
 
+def _find_sign(name: str) -> str:
+    # Returns "-" if the name gives the negative number, as in `-x`; "" otherwise, as in `left-x`.
+    return "-" if re.search(r"(^|\.)\s*[-−]\s*\w", name) else ""
+
+
 def _plain(name: str) -> str:
     # Returns the name in lower case. Wide letters, and signs for several letters such as `㎜`, become plain letters.
     return re.sub("[\u3300-\u33ff\uff01-\uff5e]", lambda sign: unicodedata.normalize("NFKC", sign[0]), name).lower()
@@ -138,7 +144,12 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
     """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). Words
     for other quantities count, such as `pos`. ("", "") = N, N·m or no unit. Raises `ValueError` if units differ.
     """
-    texts = [_plain(name) for name in names]
+    names = [*names]
+    words_in_names = [*filter(None, map(_find_sign, names)), *chain(*map(_split_words, names))]
+    if not_measured := next((word for word in words_in_names if word in ("-", *_UNMEASURED)), ""):
+        return not_measured, ""
+    # In `tau_q1`, the joint is called q1.
+    texts = [re.sub(r"(tau|torques?|efforts?)[\W_]*q(?![^\W\d_])", r"\1", _plain(name)) for name in names]
     # Words in brackets that all names share are a unit, such as `[foo]`. A number there, as in `[0.1 N]`, is a factor.
     brackets = {match[1].strip() if (match := re.search(_BRACKETS, text)) else "" for text in texts}
     shared = brackets.pop() if len(brackets) == 1 else ""
@@ -182,9 +193,9 @@ def _may_precede_unit(word: str) -> bool:
     return word in _AXES or is_prefixed_axis or _KINDS.get(word) == "position"
 
 
-def _find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
-    # Returns the units of position and angles in the names; "" = none, or the numbers have no names.
-    # Raises `ValueError` if names give several units, or if a position without a rotation has a unit of angles.
+def find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
+    """Return the units of position and angles in the names; "" = none. Raises `ValueError` if they are unclear."""
+    # They are unclear if names give several units, or if a position without a rotation has a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
     angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)  # such as `rad`, or `rad/s` for a rate
@@ -200,7 +211,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
     if match := re.fullmatch(r"(.*[._])?ee\.w([xyz])", name):
         return _parse_name(match[1] or "")[0], "rotvec", match[2]
     words = _split_words(name)
-    kind, axis, group = "", "", set[str]()
+    kind, axis, group = "other" if _find_sign(name) else "", "", set[str]()
     for previous, word in zip(["", *words], words, strict=False):
         word_kind = _KINDS.get(word)
         # Two words such as `axis angle` give the kind together, so the first is not part of the group.
@@ -342,7 +353,7 @@ def decide_pose(
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # the names give the axis of each angle
         _require_every_axis(euler)
         ordered = tuple(ordered[axes.index(axis)] for axis in euler.lower())
-    unit, angle_unit = _find_units(names, position, ordered)
+    unit, angle_unit = find_units(names, position, ordered)
     return PoseLayout(tuple(position), ordered, form or "quaternion", unit=unit, angle_unit=angle_unit)
 
 
@@ -410,7 +421,7 @@ def _find_rotation(
         is_open = (matching and not group) or _hides_rotation(names, position)
         doubt = _NO_ORIENTATION if is_open and not own else ""
         if not own:
-            return PoseLayout(position, doubt=doubt, unit=_find_units(names, position)[0])
+            return PoseLayout(position, doubt=doubt, unit=find_units(names, position)[0])
         matching = own
     if not is_by_name and not own:
         # The mapping states a rotation's form or order.
@@ -426,7 +437,7 @@ def _find_rotation(
     if is_by_name and rotations and not matching:  # a position that the mapping states may have no orientation
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
-        return PoseLayout(position, unit=_find_units(names, position)[0])
+        return PoseLayout(position, unit=find_units(names, position)[0])
     # Prefer a set whose kind is the given form. Names such as `rx` only give axes, so such a set fits any form.
     stated_kind = (form or "").removesuffix("_rows")
     named_set = min(
@@ -453,7 +464,7 @@ def _find_rotation(
     if len(indices) != SIZES.get(kind):
         raise ValueError("which form does the rotation have? The names do not say")
     doubt = "" if form else _IMPLIED_CONVENTIONS.get(kind, "")
-    return PoseLayout(position, indices, kind, doubt, *_find_units(names, position, indices))
+    return PoseLayout(position, indices, kind, doubt, *find_units(names, position, indices))
 
 
 OTHER_ROTATION = "which rotation belongs to the position? The mapping gives one, the names another"

@@ -32,8 +32,9 @@ from safevla_recorder.episode import Bools, EpisodeArrays, Floats, add_header_fi
 _MAX_DEVIATION_STEPS = 1e-2
 _MOST_LATE = 10  # warn if more than 1 in 10 instants is left out at the start
 # Limits for warnings about a pose: its distance from the origin, and the deviation of its quaternion's norm from 1.
+# A jump to the origin is reported from `_JUMP_M` on.
 # Repeated poses are reported only if the pose changed more than `_FEW_RUNS` times.
-_FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
+_FAR_M, _NORM_SLACK, _JUMP_M, _FEW_RUNS = 10.0, 0.05, 0.05, 5
 
 
 class Series(NamedTuple):
@@ -54,6 +55,12 @@ class Series(NamedTuple):
     is_single: bool = False  # True if the log stores the part's numbers as float32
     poses: int = 0  # number of messages with a known pose; 0 = not counted (static poses)
     names: tuple[str, ...] = ()  # names of the numbers, if only the log gives them
+    is_fixed: bool = False  # True for forces whose axes do not turn with the hand
+
+    @property
+    def measurements(self) -> Floats:
+        # Returns the k numbers of all messages. If each message is an instant, as in a dataset, these are `values`.
+        return self.values if self.between is None else self.between[0]
 
 
 @dataclass(frozen=True)
@@ -299,13 +306,11 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
         magnitudes = np.abs(rows[:, joint])
         peaks[:, [joint]] = wrench.pick_largest(rows[:, [joint]], magnitudes, record_of_row, len(chosen))
     # Torques before the first and after the last record are not judged. Warn if such a torque exceeds all judged ones.
-    # `between` has the torques of all messages. If each message is an instant, as in a dataset, `between` is None.
-    if torques.between is not None:
-        logged_peak = np.nan_to_num(np.abs(torques.between[0])).max(axis=0)
-        judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
-        if (logged_peak > judged_peak).any():
-            worst_joint = int(np.argmax(logged_peak - judged_peak))
-            warn(f"a torque of {logged_peak[worst_joint]:.4g} before the first or after the last record is not judged")
+    logged_peak = np.nan_to_num(np.abs(torques.measurements)).max(axis=0)
+    judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
+    if (logged_peak > judged_peak).any():
+        worst_joint = int(np.argmax(logged_peak - judged_peak))
+        warn(f"a torque of {logged_peak[worst_joint]:.4g} before the first or after the last record is not judged")
     return peaks
 
 
@@ -325,9 +330,16 @@ def _measure_wrist_forces(
     hand = series.get(name.replace("wrench", "eef", 1))
     hand_poses = None if hand is None else hand.values
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
-    peak_forces, problem = wrench.measure_forces(forces, record_of_row, time_s, hand_poses, columns)
-    if problem:
+    is_fixed = episode.series[name].is_fixed
+    peak_forces, problems = wrench.measure_forces(forces, record_of_row, time_s, hand_poses, columns, is_fixed)
+    for problem in problems:
         warn(problem)
+    # Warn of a larger force before the first or after the last record, such as a collision that stops the robot.
+    usual_n = np.nanmedian(forces, axis=0)  # the difference from it is about the force without the offset
+    all_forces = (forces, episode.series[name].measurements)
+    judged_n, logged_n = (np.nanmax(np.linalg.norm(rows - usual_n, axis=1)) for rows in all_forces)
+    if logged_n > judged_n + wrench.UNSTEADY_N:
+        warn(f"a force of about {logged_n:.4g} N before the first or after the last record is not judged")
     return peak_forces
 
 
@@ -342,6 +354,10 @@ def _find_grip_contact(
     low, high = columns.bounds
     is_held = np.isfinite(grip_values) & (low < grip_values) & (grip_values < high)
     if np.isinf([low, high]).all():  # without bounds, the values must be 0 and 1
+        labels = [columns.source, columns.field or "", *(columns.names or episode.series[name].names)]
+        if any(naming.has_word(label, word) for label in labels for word in ("open", "opened", "released")):
+            remedy = f"Under [{name}], write `holds_below = 0.5` if it holds something at 0, else `holds_above`."
+            refuse_field("the names may mean that 1 is an open gripper", remedy, name)
         if (is_held & (grip_values != 0) & (grip_values != 1)).any():
             numbers = f"numbers from {np.nanmin(grip_values):.4g} to {np.nanmax(grip_values):.4g}"
             remedy = f"Write `holds_above`, `holds_below` or both under [{name}]."
@@ -505,6 +521,12 @@ def _find_implausible(
             yield file, f'{problem} If so, write unit = "mm"'
         if name.partition(".")[0] == "eef" and not poses[:, :3].any():
             yield file, f"[{name}] is at the origin throughout; are these numbers its position?"
+        # Records at the origin whose neighbor is far from it; many trackers write zeros for a lost pose.
+        is_zero = ~poses[:, :3].any(axis=1)
+        is_far = np.linalg.norm(np.diff(poses[:, :3], axis=0), axis=1) > _JUMP_M
+        if (is_far & np.diff(is_zero)).any():
+            problem = f"[{name}] jumps to or from the origin, where it is in {count_noun(int(is_zero.sum()), 'record')}"
+            yield file, f"{problem}; if zeros mean that the pose is lost, write NaN instead"
         # Numbers of records between successive changes of the pose.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:

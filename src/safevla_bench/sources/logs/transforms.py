@@ -50,6 +50,7 @@ class FrameTree:
         """Store the edges. Transforms that are more than `max_gap_ns` apart are not interpolated."""
         # `edges` maps each child frame to an edge. The edge has the child frame's poses in the parent frame.
         self._edges, self._max_gap_ns = edges, max_gap_ns
+        self.rare_frames: dict[str, None] = {}  # frames used so far whose transforms are mostly too far apart
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
         """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. The position is
@@ -109,6 +110,8 @@ class FrameTree:
         if edge.static:
             poses = edge.poses[find_held(edge.time_ns, time_ns)]
             return poses[:, :3], Rotation.from_quat(poses[:, _XYZW])
+        if len(edge.time_ns) < 2 or np.median(np.diff(edge.time_ns)) > self._max_gap_ns:
+            self.rare_frames[child] = None  # a dict serves as an ordered set
         return interpolate_poses(edge.time_ns, edge.poses, time_ns, self._max_gap_ns)
 
 
@@ -129,10 +132,13 @@ def interpolate_poses(known_ns: Ints, poses: Floats, time_ns: Ints, max_gap_ns: 
     gap_ns = np.diff(known_ns, append=known_ns[-1])[before]
     is_between = (elapsed_ns < gap_ns) & (gap_ns <= max_gap_ns)
     is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)
-    # Interpolators accept no time outside `known_ns`; results there are unknown anyway.
-    clipped_ns = np.clip(time_ns, known_ns[0], known_ns[-1])
-    position = np.stack([np.interp(clipped_ns, known_ns, column) for column in poses[:, :3].T], axis=1)
+    # Time in steps of the poses: the index of the latest pose, plus the part of the step to the next one.
+    # Floats cannot hold the nanoseconds of more than 104 days, as between a clock since booting and one since 1970.
+    # Interpolators accept no time outside; results there are unknown anyway.
+    indices = np.arange(len(known_ns))
+    time = np.clip(before + np.where(is_between, elapsed_ns / np.maximum(gap_ns, 1), 0.0), 0, indices[-1])
+    position = np.stack([np.interp(time, indices, column) for column in poses[:, :3].T], axis=1)
     position[~is_known] = np.nan
-    # Slerp needs two keys, so the last pose is repeated 1 ns later.
-    key_ns, key_poses = np.append(known_ns, known_ns[-1] + 1), poses[[*range(len(poses)), -1]]
-    return position, Slerp(key_ns, Rotation.from_quat(key_poses[:, _XYZW]))(clipped_ns)
+    # Slerp needs two keys, so the last pose is repeated.
+    key_poses = poses[[*indices, -1]]
+    return position, Slerp(np.arange(len(key_poses)), Rotation.from_quat(key_poses[:, _XYZW]))(time)

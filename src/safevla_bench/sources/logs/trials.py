@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from safevla_bench.archive.record_schema import Budget, refuse_field
@@ -112,7 +113,7 @@ def _list_trials(
             # If all values are true, each value begins a trial and ends the previous trial.
             are_all_true = all(mark.rows)
             open_since_ns: int | None = None  # begin of the current trial; None = between trials
-            for time_ns, value in zip(mark.stamps.log_ns.tolist(), mark.rows, strict=True):
+            for time_ns, value in sorted(zip(mark.stamps.log_ns.tolist(), mark.rows, strict=True), key=itemgetter(0)):
                 if open_since_ns is not None and (are_all_true or not value):
                     spans.append((open_since_ns, time_ns, number))
                     open_since_ns = None

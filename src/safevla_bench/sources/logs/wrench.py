@@ -24,20 +24,26 @@ CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
 # Limits: motion [m] and rotation [rad] of a still hand; rotation since the tare [rad] above which there is a warning.
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
+UNSTEADY_N = 3.0  # least difference of forces for a warning, as between the means of the tare's two halves
 
 
 def measure_forces(
-    forces: Floats, record: NDArray[np.int64], time_s: Floats, hand: Floats | None, columns: WrenchColumns
-) -> tuple[Floats, str]:
-    """Return the force with the largest norm in each record [N], [n, 3], and a warning; "" = no warning.
+    forces: Floats,
+    record: NDArray[np.int64],
+    time_s: Floats,
+    hand: Floats | None,
+    columns: WrenchColumns,
+    is_fixed: bool = False,
+) -> tuple[Floats, list[str]]:
+    """Return the force with the largest norm in each record [N], [n, 3], and warnings.
 
     `forces` are all `M` measurements, [M, 3], and `record` the record of each, [M]; every record has a measurement.
     `time_s` are the times of the records, [n]. `hand` are the hand's poses, [n, 7], or [n, 3] without orientation.
     Raises `RecordError` if a tare is needed but the hand is never still, or if a mass needs an unknown orientation.
     """
     # `columns` has the mapping's settings: the tool's mass, and `tare`, the force without contact.
-    # If `tare` is None, it is measured.
-    rotations = None
+    # If `tare` is None, it is measured. If `is_fixed`, the axes of the forces do not turn with the hand.
+    rotations, problems = None, list[str]()
     if hand is not None and hand.shape[1] == 7:
         from scipy.spatial.transform import Rotation
 
@@ -49,26 +55,35 @@ def measure_forces(
         # The offset is the mean of the forces that were measured while the hand was still.
         is_tare_row = (record >= tare_records.start) & (record < tare_records.stop)
         offset_n = np.nanmean(forces[is_tare_row], axis=0)
-    problem, weights_n = "", np.zeros((len(time_s), 3))
+        is_early = record < (tare_records.start + tare_records.stop) // 2
+        late_n = np.nanmean(forces[is_tare_row & ~is_early], axis=0)
+        change_n = np.linalg.norm(late_n - np.nanmean(forces[is_tare_row & is_early], axis=0))
+        if change_n > UNSTEADY_N:
+            problem = f"the force changes by {change_n:.0f} N within the tare, so the tool may touch something or the "
+            problems.append(problem + "sensor not measure yet; write `tare` or another `tare_s`")
+    weights_n = np.zeros((len(time_s), 3))
     if columns.mass_kg is not None:
         if rotations is None:
             refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
+        if is_fixed:
+            problem = "the forces are in the frame of the hand's poses, so mass_kg does not apply"
+            refuse_field(problem, "Leave mass_kg out: in this frame, the weight is part of the offset.", "wrench")
         # The tool's weight in the axes of the hand, for each record.
         weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
         # An offset that is measured at rest includes the tool's weight; the mapping's `tare` does not.
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
-        problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
-    else:
+        problems.append("forces may include the weight of the hand's tool, since the hand's rotation is unknown")
+    elif not is_fixed:
         # Without the mass, a turn of the hand since the tare makes the tool's weight look like a force.
         turn_rad = (rotations[tare_records.start].inv() * rotations).magnitude().max()
         if turn_rad > _TURNED_RAD:
-            problem = (
+            problems.append(
                 f"the hand turns by {np.rad2deg(turn_rad):.0f}° from its orientation at the tare, so the weight of the "
                 "tool counts as a force; give the tool's mass_kg"
             )
     forces = forces - offset_n - weights_n[record]
-    return pick_largest(forces, np.linalg.norm(forces, axis=1), record, len(time_s)), problem
+    return pick_largest(forces, np.linalg.norm(forces, axis=1), record, len(time_s)), problems
 
 
 def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], count: int) -> Floats:
