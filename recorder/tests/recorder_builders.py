@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -50,6 +51,9 @@ class StillRecorder:
     def dropped_pairs(self):
         return ()
 
+    def step_range_s(self):
+        return (0.05, 0.05) if self.actions else (0.0, math.inf)
+
     def build_recording(self, header):
         return recording(len(self.actions) + 1, header=header, contacts=None)
 
@@ -63,6 +67,7 @@ class StillEnv:
     unstable_steps = 0
     has_soft_resets = False
     is_recorded = False
+    positions = (0.0, 1.0)
 
     def __init__(self):
         self.task = TaskLabel("b", "t", "do nothing")
@@ -81,6 +86,9 @@ class StillEnv:
 
     def count_unstable_steps(self):
         return 0
+
+    def copy_positions(self):
+        return np.array(self.positions)
 
     def _detach(self):
         self.calls.detached += 1

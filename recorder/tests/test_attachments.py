@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -225,11 +226,13 @@ def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachment
 
 
 @pytest.mark.parametrize("name", ["SyncVectorEnv", "SubprocVecEnv"])
-def test_a_vector_of_environments_is_refused_with_the_line_that_records_its_workers(name):
+def test_a_vector_of_environments_is_refused_with_the_line_that_records_its_workers(install, name):
+    install("broken", "import nothing_of_that_name")
     vector = type(name, (), {})()
     with pytest.raises(HostError, match="vector of environments") as caught:
         find_recordable(vector)
     assert "record_until_closed" in caught.value.remedy
+    assert "broken of broken failed" in str(caught.value)
     assert "processes" not in str(caught.value)  # those of a SyncVectorEnv are in this process
 
 
@@ -243,6 +246,25 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_written(install,
     with pytest.raises(RunError, match=r"valid name|horizon=|wait_steps="):
         record(Lab(), **{"policy": "mine", "out": tmp_path / "run", **options})
     assert not (tmp_path / "run").exists()
+
+
+class Fixed:
+    """A wrapper without `close` whose attributes cannot be set."""
+
+    __slots__ = ("env",)
+
+    def __init__(self, env):
+        self.env = env
+
+
+@pytest.mark.parametrize("wrapper", [Wrapper, Fixed])
+def test_a_wrapper_that_cannot_be_closed_is_recorded(install, tmp_path, wrapper):
+    install("lab", PLUGIN)
+    from lab_module import Lab
+
+    env = record_until_closed(wrapper(Lab()), policy="mine", out=tmp_path / "run", horizon=1)
+    env.env.step([0.0, 0.0])
+    assert (tmp_path / "run/raw/000000.npz").exists()
 
 
 class Moody:
@@ -333,12 +355,27 @@ def test_a_header_names_the_start_and_holds_what_the_environment_knows(index, na
 
 
 @pytest.mark.parametrize(
-    ("rate_hz", "step_s"), [(20, 1 / 20), (10, 1 / 10), (30, 16 * 0.002), (15, 33 * 0.002), (600, 1 / 600)]
+    ("rate_hz", "steps_s", "dt_s"),
+    [
+        (20, (25 * 0.002, 25 * 0.002), 1 / 20),
+        (10, (50 * 0.002, 50 * 0.002), 1 / 10),
+        (30, (16 * 0.002, 16 * 0.002), 16 * 0.002),  # robosuite rounds the number of substeps down
+        (20, (25 * 0.001, 25 * 0.001), 25 * 0.001),  # the script changed the simulation's timestep
+        (20, (0.0, math.inf), 1 / 20),  # no step
+        (30, (0.0, math.inf), 16 * 0.002),
+        (600, (0.0, math.inf), 1 / 600),
+    ],
 )
-def test_a_control_step_takes_the_time_of_its_whole_substeps(rate_hz, step_s):
-    """robosuite makes int(control_timestep / model_timestep) of them; above 500 Hz none."""
+def test_a_control_step_takes_the_time_of_its_recorded_substeps(monkeypatch, rate_hz, steps_s, dt_s):
+    monkeypatch.setattr(StillRecorder, "step_range_s", lambda _: steps_s)
     env = plain(control_timestep=1 / rate_hz, model_timestep=0.002)
-    assert env.build_header(StillRecorder(), success=True, env_seed=3, index=0)["dt"] == step_s
+    assert env.build_header(StillRecorder(), success=True, env_seed=3, index=0)["dt"] == dt_s
+
+
+def test_an_episode_whose_control_steps_take_different_times_has_no_record(monkeypatch):
+    monkeypatch.setattr(StillRecorder, "step_range_s", lambda _: (0.05, 0.07))
+    with pytest.raises(HostError, match=r"0.05 s and 0.07 s"):
+        plain(control_timestep=0.05).build_header(StillRecorder(), success=True, env_seed=3, index=0)
 
 
 def test_an_environment_is_recorded_while_its_steps_are_hooked():

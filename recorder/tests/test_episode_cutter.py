@@ -63,6 +63,40 @@ def test_without_a_horizon_a_reset_is_a_timeout_and_with_one_too_early_a_stop():
     assert outcomes(early_episodes) == [("stopped", 3, True), ("timeout", 5, True)]
 
 
+def test_a_start_that_the_loop_changes_before_its_first_step_has_no_index_and_no_seed(monkeypatch):
+    """Scripts that perturb a scene write into the simulation's positions."""
+    cutter, episodes = cutter_of()
+    for change_at in (0, 1, 2, 3, None):  # 0 and 1 are settling steps, 3 is the second step of the episode
+        cutter.on_seed(7)
+        cutter.on_reset()
+        cutter.on_state_set(3)
+        with monkeypatch.context() as patch:
+            for number, action in enumerate((STILL, STILL, MOVE, MOVE)):
+                if number == change_at:
+                    patch.setattr(cutter._env, "positions", (0.0, 1.5), raising=False)
+                cutter.before_step(action)
+                cutter.after_step(False)
+        cutter.stop("enough")
+    starts = [(row.init_state_index, row.env_seed) for row, _ in episodes]
+    assert starts == [(None, None)] * 3 + [(3, 7)] * 2
+
+
+def test_a_loop_that_goes_on_after_the_horizon_is_warned_once(caplog):
+    """A wrapper that repeats actions makes several of the simulator's steps for one of the loop's."""
+    cutter, episodes = cutter_of(horizon=3)
+    drive(cutter, [MOVE] * 3)
+    drive(cutter, [MOVE] * 5, success_at=1)
+    drive(cutter, [MOVE] * 3)
+    cutter.on_reset()
+    for action in (MOVE, MOVE):  # lost, because the loop does not settle
+        cutter.before_step(action)
+    assert "horizon=N" not in caplog.text
+    for _ in range(2):
+        drive(cutter, [MOVE] * 5, success_at=4)
+    assert [outcome for outcome, *_ in outcomes(episodes)] == ["timeout", "success", *["timeout"] * 3]
+    assert caplog.text.count("goes on after the horizon of 3 steps") == 1
+
+
 @pytest.mark.parametrize("action", [[np.nan, 0.0], [1.0]])
 def test_an_action_that_is_not_finite_or_of_another_length_ends_the_episode(action):
     cutter, episodes = cutter_of()
@@ -188,6 +222,26 @@ def test_what_the_handler_of_a_signal_raises_while_recording_reaches_the_loop(mo
     assert outcomes(episodes) == [("crashed", 1, False), ("crashed", 1, False), ("timeout", 1, True)]
 
 
+def test_an_interrupt_while_recording_reaches_the_loop_and_costs_the_episode(monkeypatch):
+    """The record may lack a step, so the loop must not go on with it."""
+    cutter, episodes = cutter_of()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    drive(cutter, [MOVE])
+    cutter.before_step(MOVE)
+    with monkeypatch.context() as patch:
+        patch.setattr(StillRecorder, "record_step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cutter.after_step(False)
+    cutter.before_step(MOVE)
+    cutter.after_step(False)
+    cutter.on_interruption()
+    assert outcomes(episodes) == [("crashed", 1, False)]
+    assert cutter.lost == 1
+
+
 def test_an_action_that_is_drawn_as_it_is_read_is_left_to_the_simulator(caplog):
     """To read it would draw a number of its generator, which the loop then lacks."""
 
@@ -305,7 +359,10 @@ def test_a_seed_holds_for_the_next_reset_alone():
     cutter.on_seed(7)
     drive(cutter, [MOVE])
     drive(cutter, [MOVE])
+    cutter.on_seed(8)
+    cutter.forget_seed()
+    drive(cutter, [MOVE])
     cutter.stop("enough")
-    assert [row.env_seed for row, _ in episodes] == [7, None]
-    assert [row.episode_id for row, _ in episodes] == ["mine/b/t/ep_000", "mine/b/t/ep_001"]
-    assert episodes[1][0].reason == "enough"
+    assert [row.env_seed for row, _ in episodes] == [7, None, None]
+    assert [row.episode_id for row, _ in episodes] == [f"mine/b/t/ep_00{k}" for k in range(3)]
+    assert episodes[2][0].reason == "enough"

@@ -71,21 +71,51 @@ def write_many(run, count):
 
 
 def test_threads_that_share_a_folder_lose_no_episode(tmp_path, monkeypatch):
-    write = folders._write_file
+    """They open it at the same time, write, and close it."""
+    write, barrier, failures = folders._write_file, threading.Barrier(4), []
 
     def write_slowly(path, content):
         time.sleep(0.001)  # another thread's turn
         write(path, content)
 
+    def work():
+        try:
+            barrier.wait(60)
+            run = open_run(tmp_path / "run")
+            write_many(run, 5)
+            barrier.wait(60)
+            run.close_block(complete=True)
+        except Exception as error:
+            failures.append(error)
+            barrier.abort()
+
     monkeypatch.setattr(folders, "_write_file", write_slowly)
-    run = open_run(tmp_path / "run")
-    threads = [threading.Thread(target=write_many, args=(run, 5)) for _ in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert failures == []
     rows = [json.loads(path.read_text())["episode"] for path in (tmp_path / "run/raw").glob("*.json")]
     assert sorted(rows) == list(range(20))
+    assert json.loads((tmp_path / "run/run.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_a_run_whose_folder_was_removed_writes_nothing_into_the_next_one(tmp_path, caplog, capsys, is_made_again):
+    """In a notebook, the environment of a removed run may end its last episode later."""
+    removed = folders.open_folder(tmp_path / "run", StillEnv(), RULES, folders.describe_process())
+    write_many(removed, 1)
+    shutil.rmtree(tmp_path / "run")
+    if is_made_again:
+        write_many(folders.open_folder(tmp_path / "run", StillEnv(), RULES, folders.describe_process()), 1)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="was removed"):
+        write_many(removed, 1)
+    removed.close_block(complete=True)
+    assert "was removed" in caplog.text
+    assert "Records:" not in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system starts no process by fork")

@@ -66,6 +66,11 @@ def test_the_global_seed_is_known_until_a_number_is_drawn():
 GOAL = [["on", "bowl_1", "plate_1"], ["open", "drawer_1"], ["on", "bowl_1", "shelf"], ["in", "cup_1", "box_1"]]
 
 
+class Simulation:
+    def set_state(self, value): ...
+    def set_state_from_flattened(self, value): ...
+
+
 class Domain:
     """What LIBERO's domain has of a task."""
 
@@ -74,12 +79,15 @@ class Domain:
     def __init__(self, goal=GOAL):
         self.parsed_problem = {"goal_state": goal}
         self.robots = [SimpleNamespace(name="Panda0", _ref_joint_vel_indexes=list(range(7)))]
-        self.seeds = []
+        self.seeds, self.sim = [], Simulation()
 
     def _eval_predicate(self, state):
         return np.int64(state[0] == "on")
 
-    def reset(self): ...
+    def reset(self):
+        self.sim = Simulation()
+        self.sim.set_state(None)
+
     def step(self, action):
         return "observation", 0.0, action[0] > 1, {}
 
@@ -201,7 +209,8 @@ def control(monkeypatch, tmp_path):
         def reset(self):
             return self.env.reset()
 
-        def set_state(self, mujoco_state): ...
+        def set_state(self, mujoco_state):
+            self.env.sim.set_state_from_flattened(mujoco_state)
 
     made = SimpleNamespace(ControlEnv=ControlEnv)
     monkeypatch.setitem(sys.modules, "libero.libero.envs.env_wrapper", made)
@@ -263,14 +272,17 @@ def test_every_event_of_the_environment_is_told_until_the_hooks_are_removed(cont
     finally:
         np.random.set_state(before)
     interruption, reset = ("on_interruption",), ("on_reset",)
-    assert cutter.given == [interruption, interruption, ("on_seed", 5), reset, interruption, reset]
+    forgotten = ("forget_seed",)
+    assert cutter.given == [interruption, interruption, ("on_seed", 5), reset, interruption, forgotten, reset]
     cutter.given.clear()
     control.env.seed(3)
     control.env.seed(seed=4)
     for state in ([2.0, 3.0], [2.0, 4.0]):
         control.set_state(state)
     control.set_state(mujoco_state=[0.0, 1.0])
-    states = [event for index in (1, None, 0) for event in (interruption, ("on_state_set", index))]
+    control.env.sim.set_state(SimpleNamespace(flatten=lambda: np.array([2.0, 3.0])))
+    control.env.sim.set_state_from_flattened(value=[0.0, 1.0])
+    states = [event for index in (1, None, 0, 1, 0) for event in (interruption, ("on_state_set", index))]
     assert cutter.given == [("on_seed", 3), ("on_seed", 4), *states]
     cutter.given.clear()
     for action in ([0.0], [2.0]):
@@ -280,8 +292,37 @@ def test_every_event_of_the_environment_is_told_until_the_hooks_are_removed(cont
     undo()
     cutter.given.clear()
     control.reset()
+    control.env.sim.set_state(None)
     control.env.step([0.0])
     assert cutter.given == []
+
+
+def test_a_seed_counts_only_if_nothing_but_a_failed_reset_has_drawn_numbers_since(control, monkeypatch):
+    """LIBERO's reset tries again with the generator's next numbers if it could not place the objects."""
+    failures = []
+
+    def reset():
+        np.random.random()
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(control.env, "reset", reset)
+    monkeypatch.setattr(control.env, "seed", np.random.seed)
+    cutter, before = Cutter(), np.random.get_state()
+    libero.find_libero(control).subscribe(cutter)
+    try:
+        for draws, failures[:] in ((0, []), (1, []), (0, [ZeroDivisionError()]), (1, [ZeroDivisionError()]), (1, [])):
+            control.env.seed(3)
+            np.random.random(draws)
+            if failures:
+                with pytest.raises(ZeroDivisionError):
+                    control.env.reset()
+            control.env.reset()
+    finally:
+        np.random.set_state(before)
+    events = [name for name, *_ in cutter.given if name not in ("on_interruption", "on_seed")]
+    lost = ["forget_seed", "on_reset"]
+    assert events == ["on_reset", *lost, "on_reset", *lost, *lost]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from threading import Barrier, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,31 @@ def test_a_simulator_that_a_reset_makes_is_recorded_and_the_next_one_after_it_wa
         assert not recorded[1][1].is_undone
     assert recorded[1][1].is_undone
     assert "reset" not in vars(env)
+
+
+def test_simulators_that_threads_make_at_the_same_time_are_recorded_for_their_own_policies(recorded, tmp_path):
+    barrier, policies = Barrier(2), {}
+
+    class Slow(Kitchen):
+        def __init__(self):
+            barrier.wait(60)  # both resets have begun
+            super().__init__()
+            barrier.wait(60)  # and none has ended
+
+    def reset(policy):
+        env = Lazy()
+        session = loop.record(env, policy=policy, out=tmp_path / policy)
+        env.reset(Slow)
+        policies[policy] = session._recording[0]._rules.policy, session._simulator is env._env
+        session.close()
+
+    threads = [Thread(target=reset, args=(policy,)) for policy in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert policies == {"one": ("one", True), "two": ("two", True)}
+    assert len(recorded) == 2
 
 
 def test_a_simulator_that_cannot_be_recorded_stops_no_loop(recorded, tmp_path, monkeypatch, caplog):
@@ -165,5 +191,17 @@ def test_a_wrapper_is_unmade_while_it_holds_none(env, is_lazy):
 
 @pytest.mark.parametrize("count", [0, -1, 2.5, "5", True, float("nan"), float("inf")])
 def test_a_horizon_that_is_no_number_of_steps_is_refused_before_anything_is_recorded(tmp_path, count):
-    with pytest.raises(RunError, match="not a valid number of steps"):
+    with pytest.raises(RunError, match="not a valid number"):
         loop.record(Lazy(), policy="mine", out=tmp_path / "run", horizon=count)
+
+
+@pytest.mark.parametrize(
+    "option", [{"task_id": 0}, {"task_id": 8}, {"benchmark": " "}, {"seed": 2**63}, {"seed": 0.5}, {"seed": "7"}]
+)
+def test_a_name_or_seed_that_no_record_can_hold_is_refused_before_anything_is_recorded(recorded, tmp_path, option):
+    """The variable `task_id` of openpi's loop is a number."""
+    with pytest.raises(RunError, match=f"{next(iter(option))}=.* is not a"):
+        loop.record(Kitchen(), policy="mine", out=tmp_path / "run", **option)
+    assert recorded == []
+    loop.record(Kitchen(), policy="mine", out=tmp_path / "run", task_id="task_8", benchmark="b", seed=-7.0).close()
+    assert (recorded[0][1].task.task_id, recorded[0][1].task.benchmark) == ("task_8", "b")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from threading import Thread
@@ -400,6 +401,12 @@ def test_an_episode_is_written_once_and_nothing_after_the_folder_is_closed(tmp_p
     shutil.rmtree(tmp_path / "elsewhere")
     with writer(tmp_path / "elsewhere") as other:
         other.write(same, success=True)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with RunWriter(tmp_path / "moved", policy="mine", **COMMON) as again:
+        for episode in (same, copy.deepcopy(same)):
+            with pytest.raises(HostError, match="already written"):
+                again.write(episode, success=True)
+    (tmp_path / "moved").rename(tmp_path / "run")
     for write in (lambda: run.write(recorder(), success=True), lambda: run.write_crash("lost")):
         with pytest.raises(RunError, match="is closed"):
             write()
@@ -419,6 +426,19 @@ def test_an_ended_episode_of_many_worlds_is_written_once(tmp_path):
         with pytest.raises(HostError, match="already written"):
             run.write(first, success=True)
     assert len(rows(tmp_path)) == 2
+
+
+def test_an_episode_of_ones_own_class_needs_no_hash(tmp_path):
+    @dataclass
+    class OwnEpisode:
+        recorder: EpisodeRecorder
+
+        def __getattr__(self, name):
+            return getattr(self.recorder, name)
+
+    with writer(tmp_path) as run:
+        run.write(OwnEpisode(recorder()), success=True)
+    assert len(rows(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(("field", "value"), [("init_state_index", -1), ("seed", 2**63), ("horizon", 0)])

@@ -8,6 +8,7 @@ import copy
 import ctypes
 import importlib.metadata
 import math
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
@@ -21,8 +22,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder import episode
-from safevla_recorder.episode import Action, EpisodeArrays, EpisodeRow
-from safevla_recorder.errors import RunError, SafevlaError, find_exception, get_logger, is_from_signal
+from safevla_recorder.episode import Action, EpisodeArrays, EpisodeRow, Floats
+from safevla_recorder.errors import HostError, RunError, SafevlaError, find_exception, get_logger, is_from_signal
 from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.mujoco.hook import Undo, hook_call, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, unstable_steps
@@ -33,6 +34,7 @@ Layer = TypeVar("Layer")
 # Attributes in which wrappers, such as LeRobot's or gymnasium's, store the wrapped environment.
 _INNER_ATTRIBUTES = ("_env", "env", "unwrapped")
 _MAX_LAYERS = 16
+_class_lock = threading.RLock()  # held while methods of classes are replaced, so that threads take turns
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,8 @@ class RecordableEnv(ABC):
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Set the task's initial states, [count, state] or a single state. A state's length is not checked; a wrong
-        length matches no state of the simulator. Raises `HostError` if the simulator has no initial states.
-        """
+        """Set the task's initial states, [count, state] or [state]. Raises `HostError` if the simulator has none."""
+        # A state's length is not checked; a state with a wrong length matches no state of the simulator.
 
     @abstractmethod
     def subscribe(self, cutter: EpisodeCutter) -> Undo:
@@ -72,10 +73,8 @@ class RecordableEnv(ABC):
     @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
         """Attach a recorder to the current model and take record 0, the settled state. Return the recorder, and a
-        function that detaches it.
-
-        Warns if objects still move, and names the fastest one. Raises `HostError` if the model cannot be recorded, or
-        if MuJoCo has reset an unstable simulation since the initial state was set (see `self.unstable_steps`).
+        function that detaches it. Warns if objects still move, and names the fastest one. Raises `HostError` if the
+        model cannot be recorded, or if MuJoCo has reset an unstable simulation (see `self.unstable_steps`).
         """
 
     @property
@@ -86,9 +85,17 @@ class RecordableEnv(ABC):
 
     def count_unstable_steps(self) -> int:
         """Return how often MuJoCo has reset the simulation because it was unstable; 0 if `env` has no simulation."""
-        simulation = getattr(self._env, "sim", None)
-        data = getattr(getattr(simulation, "data", None), "_data", None)  # MuJoCo's own `MjData`
+        data = self._mujoco_data()
         return 0 if data is None else unstable_steps(data)
+
+    def copy_positions(self) -> Floats | None:
+        """Return a copy of the simulation's positions and velocities; None if `env` has no simulation."""
+        data = self._mujoco_data()
+        return None if data is None else np.concatenate([data.qpos, data.qvel])
+
+    def _mujoco_data(self) -> Any:
+        # Return MuJoCo's own `MjData`; None if `env` has no simulation.
+        return getattr(getattr(getattr(self._env, "sim", None), "data", None), "_data", None)
 
     @abstractmethod
     def fixture_roots(self) -> list[str]:
@@ -138,7 +145,7 @@ class RecordableEnv(ABC):
             success=success,
             env_seed=env_seed,
             index=index,
-            dt=_control_step_s(self._env),
+            dt=_control_step_s(self._env, recorder),
             target_object=self.target_object(),
             embodiment=self.embodiment,
             versions=dict(self.versions),
@@ -147,13 +154,19 @@ class RecordableEnv(ABC):
         )
 
 
-def _control_step_s(env: Any) -> float:
-    # Return the simulated time of a control step in s. robosuite rounds the number of substeps down, so a control step
-    # may be shorter than `control_timestep`: at 30 Hz, 16 substeps of 2 ms take 32 ms.
+def _control_step_s(env: Any, recorder: Recorder) -> float:
+    # Return the simulated time of a control step in s; raise `HostError` if the recorded steps have different lengths.
+    # Before the first step, the time is expected from robosuite's timestep.
+    # robosuite rounds the number of substeps down: at 30 Hz, 16 substeps of 2 ms take 32 ms.
     nominal_s, substep_s = float(env.control_timestep), getattr(env, "model_timestep", None)
-    simulated_s = int(nominal_s / substep_s) * float(substep_s) if substep_s else nominal_s
-    is_whole = math.isclose(simulated_s, nominal_s, rel_tol=1e-9)  # the substeps fill the control step
-    return nominal_s if is_whole or not simulated_s else simulated_s
+    shortest_s, longest_s = recorder.step_range_s()
+    if not shortest_s:
+        shortest_s = longest_s = int(nominal_s / substep_s) * float(substep_s) if substep_s else nominal_s
+    if not math.isclose(shortest_s, longest_s, rel_tol=1e-9):
+        problem = f"control steps of {shortest_s:g} s and {longest_s:g} s are in one episode"
+        raise HostError(problem, remedy="Make all substeps in env.step, and change its rate only between episodes.")
+    is_nominal = math.isclose(shortest_s, nominal_s, rel_tol=1e-9)  # the substeps fill the control step
+    return nominal_s if is_nominal or not shortest_s else shortest_s
 
 
 def episode_header(
@@ -273,12 +286,39 @@ def is_unmade(env: object) -> bool:
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each new instance of a class in `kinds`, or of a subclass, during the `with` block."""
     # The call follows the `__init__` of the class in `kinds`; the `__init__` of a subclass may not have finished yet.
-    # `hook_call` passes the result of `__init__` (None), the new instance, and the other arguments of `__init__`.
-    hooks = [hook_call(kind, "__init__", after=lambda _, instance, *__, **___: on_made(instance)) for kind in kinds]
+    # Instances that other threads make meanwhile belong to other environments, and are left out.
+    thread = threading.get_ident()
+
+    # The result of `__init__` is None. The other arguments of `__init__` are not used.
+    def after_init(_: object, instance: object, *__: object, **___: object) -> None:
+        if threading.get_ident() == thread:
+            on_made(instance)
+
+    with _class_lock:
+        hooks = [hook_call(kind, "__init__", after=after_init) for kind in kinds]
     try:
         yield
     finally:
-        undo_all(hooks)
+        with _class_lock:
+            undo_all(hooks)
+
+
+def hook_state_setters(
+    env: Any, cutter: EpisodeCutter, hooks: list[Undo], find_index: Callable[[Any], int | None]
+) -> None:
+    """Report to `cutter` the states that the user's script sets in robosuite's current simulation. Refills `hooks`."""
+    # `find_index` returns the index of a state among the initial states; None = unknown.
+    # A reset may make a new simulation, and sets states itself: undo the hooks before it, and call this after it.
+
+    def after_set_state(_: object, *args: Any, **kwargs: Any) -> None:
+        with cutter.guard():
+            cutter.on_state_set(find_index([*args, *kwargs.values()][0]))
+
+    undo_all(hooks)
+    if env.sim is not None:  # None before a kitchen's first reset
+        # The first method takes robosuite's own object, the second one a flat array.
+        for method in ("set_state", "set_state_from_flattened"):
+            hooks.append(hook_call(env.sim, method, cutter.on_interruption, after_set_state))
 
 
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
@@ -374,7 +414,10 @@ class EpisodeCutter:
         self._resets_since_seed = 0  # number of resets since `on_seed` was called
         self._init_state_index: int | None = None
         self._states_set = 0  # number of initial states that were set since the last reset
+        # Positions after the last reset, new state or settling step; None in an episode.
+        self._start: Floats | None = None
         self._current_action: Action | None = None
+        self._ended_at_horizon = False  # whether the last episode ended as a timeout at the horizon
         self._warned_reasons: set[str] = set()
         self.lost = 0  # number of errors that `guard` caught, even if no episode was running
         self.is_closed = False
@@ -387,11 +430,11 @@ class EpisodeCutter:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """If the block raises an error, keep only the episode's row (`crashed`). Re-raise a signal handler's error."""
+        """If the block raises an error, keep only the episode's row (`crashed`). Re-raise an error of a signal."""
         # All other errors only lead to a warning, once for each reason, so that the user's loop continues.
         try:
             yield
-        except Exception as error:  # recording may fail in many ways, such as on a full disk
+        except BaseException as error:  # recording may fail in many ways, such as on a full disk or by Ctrl+C
             running, self._running = self._running, None  # `running` is the dropped episode; None = no episode ran
             self._awaits_reset = True  # further steps are not recorded until the next reset or new state
             self.lost += 1
@@ -401,7 +444,7 @@ class EpisodeCutter:
                     running.detach()  # removes the recorder's hooks
                 with suppress(Exception):  # store only the episode's row, without a record
                     self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
-            if is_from_signal(error):
+            if not isinstance(error, Exception) or is_from_signal(error):
                 raise
             if reason not in self._warned_reasons:  # warn only once for each reason
                 self._warned_reasons.add(reason)
@@ -415,6 +458,11 @@ class EpisodeCutter:
         """
         self._pending_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets_since_seed = 0
+
+    @_run_guarded
+    def forget_seed(self) -> None:
+        """Record the seed of the next reset as unknown, because numbers were drawn since the seed was set."""
+        self._pending_seed = None
 
     @_run_guarded
     def on_interruption(self) -> None:
@@ -440,21 +488,23 @@ class EpisodeCutter:
     def on_reset(self) -> None:
         """After a reset, count settling steps from 0. The reset used the stored seed, and set no initial state."""
         # `unstable_steps` counts MuJoCo's own resets of unstable states; a reset of the environment sets it to 0.
-        self._awaits_reset = False
+        self._awaits_reset = self._ended_at_horizon = False
         self._settling_steps = self._env.unstable_steps = self._states_set = 0
         self._init_state_index = None
         self._env_seed, self._pending_seed = self._pending_seed, None
         self._resets_since_seed += 1
+        self._start = self._env.copy_positions()
 
     @_run_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
         """Count settling steps from 0 after an initial state was set. Store its index (None = unknown)."""
-        self._awaits_reset = False
+        self._awaits_reset = self._ended_at_horizon = False
         self._settling_steps = 0
         self._states_set += 1
         self._init_state_index = init_state_index
         # MuJoCo's own resets of unstable states up to now do not affect the new state; only further ones are an error.
         self._env.unstable_steps = self._env.count_unstable_steps()
+        self._start = self._env.copy_positions()
 
     @_run_guarded
     def before_step(self, action: object) -> None:
@@ -463,7 +513,12 @@ class EpisodeCutter:
         if a settling step moves the arm, or if the model cannot be recorded.
         """
         if self._awaits_reset:
+            self._warn_of_longer_loop()
             return
+        if self._start is not None:
+            positions, self._start = self._start, None
+            if not np.array_equal(positions, self._env.copy_positions()):  # type: ignore[arg-type]  # may be None
+                self._init_state_index = self._env_seed = None  # the script has moved a body or the robot
         # Only built-in values (such as lists) and values with a dtype (such as arrays and tensors) are accepted.
         if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
             raise TypeError(f"the action has the type {type(action).__name__}; pass an array")
@@ -496,6 +551,7 @@ class EpisodeCutter:
         running = self._running
         if running is None:
             self._settling_steps += 1
+            self._start = self._env.copy_positions()
             return
         assert self._current_action is not None
         try:
@@ -509,6 +565,7 @@ class EpisodeCutter:
             self._end_episode("success")
         elif running.steps == self._rules.horizon:
             self._end_episode("timeout")
+            self._ended_at_horizon = True
 
     @_run_guarded
     def on_error(self, error: BaseException) -> None:
@@ -519,6 +576,16 @@ class EpisodeCutter:
             self._end_as_crashed("".join(traceback.format_exception(type(error), error, error.__traceback__)))
         else:
             self.stop(f"interrupted by {type(error).__name__}")
+
+    def _warn_of_longer_loop(self) -> None:
+        # Warn once if the loop goes on after the horizon, because a later success is not recorded.
+        if self._ended_at_horizon and "horizon" not in self._warned_reasons:
+            self._warned_reasons.add("horizon")
+            message = (
+                "%s: the loop goes on after the horizon of %d steps, where the episode is recorded as a timeout;\n"
+                "  pass the loop's own limit, record(..., horizon=N), which counts every step of the simulator"
+            )
+            _log.warning(message, self._env.task.task_id, self._rules.horizon)
 
     def _require_still(self, action: Action) -> None:
         # Raise an error if the action of a settling step moves the arm; then the given `wait_steps` is wrong.

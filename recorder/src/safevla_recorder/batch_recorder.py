@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, ClassVar, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -438,11 +439,9 @@ def _find_contact_rules(
     return needed_substeps, frozenset(filter_if_apart.dropped), frozenset(filter_if_touching.dropped)
 
 
-@dataclass(frozen=True, eq=False)  # hashed by identity: `RunWriter` remembers which episodes it has written
+@dataclass(frozen=True, eq=False)
 class EndedEpisode:
     """The ended episode of one world; `RunWriter.write` accepts it instead of a recorder."""
-
-    begun: ClassVar[int] = 1  # one episode has begun, as in `EpisodeRecorder.begun`
 
     world: int
     _scene: SceneMap
@@ -451,6 +450,7 @@ class EndedEpisode:
     _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
     _subgoal_names: tuple[str, ...]
     _substep_counts: frozenset[int]  # the distinct numbers of substeps per control step
+    episode_key: str = field(default_factory=lambda: uuid4().hex)  # as in `EpisodeRecorder.episode_key`
 
     def step_range_s(self) -> tuple[float, float]:
         """Return the durations in s of the shortest and the longest control step; (0, inf) without steps."""

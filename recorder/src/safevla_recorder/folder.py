@@ -22,7 +22,6 @@ from itertools import chain, count
 from multiprocessing.process import parent_process
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
-from weakref import WeakKeyDictionary
 
 from safevla_recorder import episode, errors
 from safevla_recorder.attachment import LoopRules, RecordableEnv, TaskLabel, package_versions
@@ -40,7 +39,17 @@ _log = errors.get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 _claims: dict[Path, int] = {}  # maps each folder that this process has locked to the lock file's descriptor
 _held_locks: set[int] = set()  # descriptors of the locks that this process itself has taken
+_turn = threading.RLock()  # held while a run folder is opened, written or closed, so that threads take turns
+
+
+def _renew_turn() -> None:
+    # In a forked child, the thread that held the lock may not exist.
+    global _turn
+    _turn = threading.RLock()
+
+
 if hasattr(os, "register_at_fork"):  # a forked child process must not use its parent's folders and locks
+    os.register_at_fork(after_in_child=_renew_turn)
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
     os.register_at_fork(after_in_child=_held_locks.clear)
@@ -144,11 +153,12 @@ def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mappi
     # `rules` are the facts about the user's loop, such as the policy's name and the horizon.
     # `volatile` has facts for run.json that differ between runs, such as the start time; a reused folder ignores them.
     path = out.resolve()
-    folder = _open_folders.get(path)  # None = this process does not use the folder yet
-    if folder is None or not (path / RUN).exists():  # a folder that was removed is made again
-        folder = RunFolder(out, volatile)
-    folder.add_environment(env, rules)
-    _open_folders[path] = folder
+    with _turn:
+        folder = _open_folders.get(path)  # None = this process does not use the folder yet
+        if folder is None or not folder._is_present():  # a folder that was removed is made again
+            folder = RunFolder(out, volatile)
+        folder.add_environment(env, rules)
+        _open_folders[path] = folder
     return folder
 
 
@@ -171,7 +181,7 @@ class RunFolder:
             "complete": False,
             "volatile": dict(volatile),
         }
-        self._process_id, self._lock = os.getpid(), threading.RLock()
+        self._process_id = os.getpid()
         self._begun_episodes: Counter[tuple[str, str, str]] = Counter()  # (policy, benchmark, task id) -> number
         self._outcomes: Counter[str] = Counter()  # number of written episodes by outcome
         # A block is one recording, from `begin_block` to `close_block`. Complete blocks have ended normally.
@@ -187,7 +197,7 @@ class RunFolder:
         if os.getpid() != self._process_id:
             remedy = "Call record_until_closed or RunWriter in the process that records, with another out=."
             raise errors.RunError("the parent of this process already records into this folder", remedy=remedy)
-        with self._lock:
+        with _turn:
             yield
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
@@ -259,6 +269,9 @@ class RunFolder:
         its row. Write run.json if it has changed. Raises `FileError` if a file cannot be written.
         """
         with self.take_turn():
+            if not self._is_present():
+                remedy = "Leave the folder of a recording in its place; record again into another out=."
+                raise errors.RunError(_REMOVED, remedy=remedy, place=errors.Place(file=str(self.path)))
             # Take the number before writing: garbage collection may write another environment's episode meanwhile.
             number, self._next_file_number = self._next_file_number, self._next_file_number + 1
             stem = self.path / RAW / f"{number:06d}"
@@ -268,6 +281,14 @@ class RunFolder:
             _write_file(stem.with_suffix(".json"), _encode_json(asdict(replace(row, code=describe_code()))))
             self._register_episode(row, number)
             self._write_description()
+
+    def _is_present(self) -> bool:
+        # Return whether the folder still has this run's run.json: it may be removed, or made again by another run.
+        try:
+            stored = json.loads((self.path / RUN).read_bytes())
+            return bool(stored["volatile"] == self._description["volatile"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _register_episode(self, row: episode.EpisodeRow, file_number: int) -> None:
         # Count an episode that has been written. `row` is its row in the run's table of episodes.
@@ -295,13 +316,20 @@ class RunFolder:
         """
         if os.getpid() != self._process_id:  # a forked child must not end its parent's recording
             return
-        if complete:
-            self._complete_blocks += 1
-        self._open_blocks -= 1
-        # `is_last` is false if the caller will begin another recording in this folder at once.
-        if not is_last or self._open_blocks:
-            return
+        with _turn:
+            self._complete_blocks += complete
+            self._open_blocks -= 1
+            # `is_last` is false if the caller will begin another recording in this folder at once.
+            if is_last and not self._open_blocks:
+                self._close()
+
+    def _close(self) -> None:
+        # Write run.json and print the folder's path; without episodes, remove the folder and log a warning.
         shown_path = shlex.quote(_shorten_path(self.path))
+        if not self._is_present():
+            with suppress(Exception):
+                _log.warning("%s: %s", shown_path, _REMOVED)
+            return
         if self._outcomes:  # at least one episode was written
             self._write_description()
             outcomes = ", ".join(f"{episodes} {outcome}" for outcome, episodes in self._outcomes.most_common())
@@ -342,7 +370,8 @@ def require_policy_name(policy: object) -> None:
 def describe_process() -> dict[str, object]:
     """Return facts about this process for run.json: command line without secrets, current time, session name."""
     # `started` is the time of this call, at which a recording starts, and not the start time of the process.
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    # Microseconds distinguish runs that a script begins in the same folder, one after the other.
+    started = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
 
 
@@ -352,6 +381,7 @@ def is_writer_file(path: Path) -> bool:
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
+_REMOVED = "the run folder was removed, or made again by another run"
 _OTHER_OUT = (
     "Pass another out=: each process needs its own folder (docs/howto/recording.md). Remove this folder only if no "
     "process records into it."
@@ -492,9 +522,9 @@ _ALLOWED_FIELDS = tuple(
 )
 
 
-# recorder -> path of a run folder -> how many episodes had begun at the last `write` there; id of the written episode.
-# All writers share this mapping, since a loop may open a writer for each episode.
-_WRITTEN: WeakKeyDictionary[WritableEpisode, dict[Path, tuple[int, str]]] = WeakKeyDictionary()
+# (device and inode of a run folder, key of an episode) -> id under which the folder has the episode.
+# All writers share this mapping, since a loop may open a writer for each episode, and rename the folder in between.
+_WRITTEN: dict[tuple[int, int, str], str] = {}
 
 
 class RunWriter:
@@ -546,6 +576,8 @@ class RunWriter:
             require_free_folder(self.path, is_writer_file, _OTHER_OUT)
         self._lock = lock_folder(self.path, "out=")  # "out=": the option that an error message names
         try:
+            status = self.path.stat()
+            self._folder_id = status.st_dev, status.st_ino  # the same after the folder was renamed
             if (self.path / RUN).exists():  # an earlier `RunWriter` made the folder
                 self._folder.reopen(host)
             self._folder.begin_block(host, self._versions, policy, privileged=privileged)
@@ -598,22 +630,18 @@ class RunWriter:
         Raises:
             HostError: no episode has begun since the recorder's last episode was written.
             RecordError: a field is missing or unknown, has a wrong type or contradicts another, or a number is invalid.
-            RunError: the folder already has an episode with this id, or is closed.
+            RunError: the folder already has an episode with this id, is closed, or was removed.
             FileError: the episode cannot be written.
         """
         with self._folder.take_turn():  # until the row is written, no other thread may get the same number
-            # `begun` is the number of episodes that the recorder has begun.
-            # If the number was the same at the last `write`, then no episode has begun since.
-            begun = getattr(recorder, "begun", None)  # a user's own class may lack this attribute
-            # `written` has this recorder's entries in `_WRITTEN`, by folder; `resolve` gives each folder a single path.
-            folder, written = self.path.resolve(), {} if begun is None else _WRITTEN.setdefault(recorder, {})
-            last_begun, last_id = written.get(folder, (None, ""))
-            if begun is not None and last_begun == begun and last_id in self._folder.episode_ids:
+            # Two recorders have the same key only if one is a copy. A user's own class may lack this attribute.
+            key = getattr(recorder, "episode_key", "")
+            if key and _WRITTEN.get((*self._folder_id, key)) in self._folder.episode_ids:
                 remedy = "Call `begin` at the start of each episode, and `write` once at its end."
                 raise errors.HostError("this episode of the recorder was already written", remedy=remedy)
             episode_id = self._write_record(recorder, reason, costs, header)
-            if begun is not None:
-                written[folder] = begun, episode_id
+            if key:
+                _WRITTEN[(*self._folder_id, key)] = episode_id
             return episode_id
 
     def _write_record(

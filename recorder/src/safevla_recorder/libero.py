@@ -101,37 +101,55 @@ class RecordableLibero(attachment.RecordableEnv):
         # Add hooks that report events to `cutter`, which forms episodes. Return a function that removes the hooks.
         # `cutter.guard()` turns an error in recording into a warning and a lost episode.
         # The functions `after_...` get the hooked method's result, which is not used, and the arguments of its call.
+        # `state_hooks` report the states that the script sets in `env.sim`, as `env.set_init_state` does.
+        state_hooks: list[Undo] = []
+        is_repeated = False  # True if the last reset failed; LIBERO resets again if it could not place the objects
+
         def before_reset() -> None:
+            nonlocal is_repeated
             cutter.on_interruption()  # has an effect only if a script resets `env.env` directly
             with cutter.guard():
-                seed = fresh_global_seed()  # a seed that was set before the hooks were attached
-                if seed is not None:
+                undo_all(state_hooks)
+                seed = fresh_global_seed()
+                if seed is not None:  # the seed may have been set before the hooks were attached
                     cutter.on_seed(seed)
+                elif not is_repeated:  # numbers were drawn since the seed was set; only a failed reset may draw them
+                    cutter.forget_seed()
+                is_repeated = True
             self._goals.read()  # drop results from before the reset
 
-        def after_set_state(_: object, *args: Any, **kwargs: Any) -> None:
+        def hook_state_setters() -> None:
+            attachment.hook_state_setters(self._env, cutter, state_hooks, self._find_state_index)
+
+        def after_reset(*_: object, **__: object) -> None:
+            nonlocal is_repeated
+            is_repeated = False
+            cutter.on_reset()
             with cutter.guard():
-                cutter.on_state_set(self._find_state_index(args[0] if args else kwargs["mujoco_state"]))
+                hook_state_setters()
 
         def after_seed(_: object, *args: Any, **kwargs: Any) -> None:
+            nonlocal is_repeated
+            is_repeated = False
             cutter.on_seed(args[0] if args else kwargs.get("seed"))
 
+        hook_state_setters()
         # The third argument of `hook_call` is called before the method, and the fourth after it.
         # A step's result is (observation, reward, done, info). LIBERO reports success by `done`.
-        hooks = [
+        hooks: list[Undo] = [
+            partial(undo_all, state_hooks),
             self._goals.attach(),
             hook_call(self._control, "reset", cutter.on_interruption),  # LIBERO's reset catches inner exceptions
-            hook_call(self._control, "set_state", cutter.on_interruption, after_set_state),
-            hook_call(self._env, "reset", before_reset, lambda *_, **__: cutter.on_reset()),
+            hook_call(self._env, "reset", before_reset, after_reset),
             hook_call(self._env, "seed", after=after_seed),
             *attachment.subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
         ]
         return partial(undo_all, hooks)
 
-    def _find_state_index(self, state: ArrayLike) -> int | None:
-        # Return the index of this state among the initial states [count, state];
+    def _find_state_index(self, state: Any) -> int | None:
+        # Return the index of this state (flat, or robosuite's own object) among the initial states [count, state];
         # None if the list lacks this state, or if the initial states are unknown.
-        flat_state = np.asarray(state, dtype=np.float64).ravel()
+        flat_state = np.asarray(state.flatten() if hasattr(state, "flatten") else state, dtype=np.float64).ravel()
         states = self._init_states
         if states is None or states.shape[1:] != flat_state.shape:
             return None

@@ -270,12 +270,22 @@ def record(
     # Make the path absolute now, because the loop may change the working directory.
     worker_name, folder_path = _check_worker_name(worker), Path(out).absolute()
     require_policy_name(policy)
-    step_options: tuple[tuple[str, Any, int], ...] = (("wait_steps", wait_steps, 0), ("horizon", horizon, 1))
-    for option, step_count, minimum in step_options:
-        is_number = isinstance(step_count, Real) and not isinstance(step_count, bool)
-        if step_count is not None and not (is_number and step_count >= minimum and step_count % 1 == 0):
-            remedy = f"Give None, or a whole number of steps of at least {minimum}."
-            raise RunError(f"{option}={step_count!r} is not a valid number of steps", remedy=remedy)
+    # Options with a whole number, and their smallest values. A record stores integers of 64 bits.
+    numbers: tuple[tuple[str, Any, int], ...] = (
+        ("wait_steps", wait_steps, 0),
+        ("horizon", horizon, 1),
+        ("seed", seed, -(2**63)),
+    )
+    for option, number, minimum in numbers:
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        if number is not None and not (is_number and number % 1 == 0 and minimum <= number < 2**63):
+            remedy = f"Give None, or a whole number from {minimum} to {2**63 - 1}."
+            raise RunError(f"{option}={number!r} is not a valid number", remedy=remedy)
+    names: tuple[tuple[str, Any], ...] = (("benchmark", benchmark), ("task_id", task_id))
+    for option, name in names:
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            remedy = "Give a text. Leave the argument out for tasks of LIBERO and RoboCasa, which are recognized."
+            raise RunError(f"{option}={name!r} is not a name", remedy=remedy)
     rules = attachment.LoopRules(
         policy=policy,
         wait_steps=-1 if wait_steps is None else int(wait_steps),  # `begin` replaces -1 by the simulator's usual number
@@ -323,7 +333,9 @@ def record_until_closed(
     # `folder` is the folder of this process, and `name` is the process's name in the ids of episodes (None = no name).
     folder, name = claim_folder(Path(out).absolute(), _check_worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
-    hook_call(env, "close", recording.close_quietly)  # `close_quietly` runs before the simulator is freed
+    # A wrapper may lack `close`, or its attributes cannot be set; it is then recorded until the process ends.
+    with suppress(AttributeError, TypeError):
+        hook_call(env, "close", recording.close_quietly)  # `close_quietly` runs before the simulator is freed
     return env
 
 
@@ -379,18 +391,16 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     # Return the error for an environment that cannot be recorded.
-    # `failures` are sentences about entry points that raised errors.
-    # They are added to the message, unless `env` is a vector of environments.
-    if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
-        remedy = "Record each single environment where it is made: lambda: record_until_closed(make(), policy, out)."
-        problem = "a vector of environments cannot be recorded as a whole"
-        return HostError(problem, remedy=remedy)
+    # `failures` are sentences about entry points that raised errors; they are added to the message.
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
         "Import the simulator, then pass its own environment (`env.unwrapped`) or a wrapper of this environment. "
         f"record() supports libero, robocasa and environments with entry points in the group {ENVIRONMENTS}. "
         "For any other simulator, see docs/howto/another-engine.md."
     )
+    if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
+        problem = "a vector of environments cannot be recorded as a whole"
+        remedy = "Record each single environment where it is made: lambda: record_until_closed(make(), policy, out)."
     return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Collection, Hashable, Iterable, Mapping, NamedTuple, Protocol, Sequence, Tuple
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -110,8 +111,8 @@ class EpisodeLog(ABC):
 
     def __init__(self) -> None:
         self._rows: list[Row] = []  # one per record, with that record's arrays by name; empty = no episode has begun
-        self.begun = 0
-        """Number of episodes that have begun."""
+        self.episode_key = ""
+        """Unique text for the episode since the last begin; a copy of the recorder has the same. "" = no episode."""
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
@@ -123,7 +124,7 @@ class EpisodeLog(ABC):
         """
         # `geoms` says which recorded body, finger group and fixture owns each collision geom.
         self._geoms, self._source = geoms, source
-        self.begun += 1
+        self.episode_key = uuid4().hex
         self._rows = [first]
         self._actions: list[Action] = []
         self._substep_counts: set[int] = set()  # the distinct numbers of substeps per control step

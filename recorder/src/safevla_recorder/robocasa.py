@@ -39,7 +39,6 @@ ASSETS_ENTRY, OFFICIAL, STANDIN = "robocasa-assets", "official", "stand-in"
 STANDIN_MARK = "standin_assets"
 _README = "README.txt"
 _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robocasa", "numpy")
-_STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the gripper, choice of arm or base
 _SEED_LIMIT = 2**63  # a seed must be below this number
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -98,15 +97,8 @@ class RecordableKitchen(attachment.RecordableEnv):
         kitchen = self._env
         state_hooks: list[Undo] = []
 
-        # Report states that the user's script sets. Each reset makes a new simulation, which needs new hooks.
         def hook_state_setters() -> None:
-            undo_all(state_hooks)
-            if kitchen.sim is None:  # the first reset makes the simulation
-                return
-            for name in _STATE_SETTERS:
-                # None = the state is not one of a list of initial states
-                undo = hook_call(kitchen.sim, name, cutter.on_interruption, lambda *_, **__: cutter.on_state_set(None))
-                state_hooks.append(undo)
+            attachment.hook_state_setters(kitchen, cutter, state_hooks, lambda _: None)
 
         def before_reset() -> None:
             cutter.on_interruption()
@@ -121,13 +113,23 @@ class RecordableKitchen(attachment.RecordableEnv):
             with cutter.guard():
                 hook_state_setters()
 
+        # RoboCasa's reward is the result of `_check_success`, but a script may shape the reward.
+        checks: list[bool] = []  # results of `_check_success` in the current step
+
+        def is_success(_: object) -> bool:
+            if not checks:
+                problem = "a step did not check the task's success, because the environment's `reward` was replaced"
+                raise HostError(problem, remedy="Let `reward` call `self._check_success()`.")
+            return checks[-1]
+
         hook_state_setters()
         # The third argument of `hook_call` is called before the method, and the fourth after it.
-        # A step's result is (observation, reward, done, info). RoboCasa reports success by its reward.
         hooks: list[Undo] = [
             partial(undo_all, state_hooks),
             hook_call(kitchen, "reset", before_reset, after_reset),
-            *attachment.subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
+            hook_call(kitchen, "_check_success", after=lambda result, *_, **__: checks.append(bool(result))),
+            *attachment.subscribe_steps(kitchen, cutter, is_success),
+            hook_call(kitchen, "step", checks.clear),
         ]
         return partial(undo_all, hooks)
 

@@ -360,6 +360,33 @@ def test_record_0_of_a_state_whose_poses_were_not_computed_is_refused(change):
     assert "mj_forward" in caught.value.remedy
 
 
+def test_a_recorder_that_was_made_before_the_reset_is_refused_in_the_first_substep():
+    """Otherwise, the motion in the reset would count as the policy's."""
+    sim = Simulation()
+    mujoco.mj_forward(sim.model, sim.data)
+    early = Recorder(sim.model, sim.data, scene(sim.model))
+    mujoco.mj_resetData(sim.model, sim.data)
+    sim.data.qpos[2] += 0.005
+    sim.step()
+    with pytest.raises(HostError, match=r"moved by 0.005 m between record 0 and the first substep") as caught:
+        early.record_substep()
+    assert "after the reset" in caught.value.remedy
+
+
+@pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
+def test_a_fast_body_may_be_in_record_0_of_any_integrator(integrator):
+    sim = settle()
+    sim.model.opt.integrator = getattr(mujoco.mjtIntegrator, f"mjINT_{integrator.upper()}")
+    sim.data.qvel[:] = 5.0
+    mujoco.mj_forward(sim.model, sim.data)
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    for _ in range(3):
+        sim.step()
+        recorder.record_substep()
+    recorder.record_step([0.0])
+    assert recorder.step_range_s()[1] == pytest.approx(3 * sim.model.opt.timestep)
+
+
 def test_a_joint_that_a_simulator_sets_after_each_step_does_not_hinder_record_0():
     """RoboCasa sets the doors of some fixtures after each step."""
     sim = settle()

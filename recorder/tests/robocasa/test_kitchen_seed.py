@@ -135,7 +135,14 @@ class Lab:
         self.sim.set_state([0.0])
 
     def step(self, action):
-        return "observation", float(action[0] > 1), False, {"cost": 2.0}
+        self.is_solved = action[0] > 1
+        return "observation", self.reward(), False, {"cost": 2.0}
+
+    def reward(self):
+        return float(self._check_success())
+
+    def _check_success(self):
+        return self.is_solved
 
     def close(self): ...
     def get_ep_meta(self):
@@ -221,6 +228,21 @@ def test_resets_seeds_states_and_steps_of_a_kitchen_are_told_until_the_hooks_are
     kitchen.reset()
     kitchen.step([2.0])
     assert cutter.given == []
+
+
+def test_a_shaped_reward_of_a_kitchen_is_no_success(versions):
+    kitchen, cutter = Lab(), Cutter()
+    find_robocasa(kitchen, ("open", "drawer")).subscribe(cutter)
+    kitchen.reward = lambda: -0.5 + kitchen._check_success()
+    for number in (0.0, 2.0):
+        kitchen.step([number])
+    assert [event for event in cutter.given if event[0] == "after_step"] == [
+        ("after_step", False, 2.0), ("after_step", True, 2.0),
+    ]  # fmt: skip
+    kitchen.reward = lambda: -0.5
+    kitchen._check_success()
+    with pytest.raises(HostError, match="did not check the task's success"):
+        kitchen.step([2.0])
 
 
 @pytest.mark.parametrize(

@@ -314,10 +314,12 @@ def test_the_pose_of_a_child_frame_is_that_of_its_entries_in_lists_and_alone():
         with refused("no message of eef") as caught:
             posed(messages[0], **columns).require_some()
         assert ": a, b." in caught.value.remedy
-    with refused("no child frame"):
-        posed(message(pose={"position": PLACE}), frame="c").require_some()
-    with refused("no message on /t"):
-        posed().require_some()
+    for unusable in ((), (message(transforms=[]),), (message(pose={"position": PLACE}),)):
+        with refused("no message on /t has a child frame, but the mapping names 'c'"):
+            posed(*unusable, frame="c").require_some()
+    for unusable in ((), (message(transforms=[]),)):
+        with refused("no message on /t has a pose"):
+            posed(*unusable).require_some()
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,12 @@ class Recorder(EpisodeLog):
         self._eef_sites = [arm.eef_site for arm in scene.all_arms if arm.eef_site is not None]
         for k, site in enumerate(self._eef_sites):
             self._views.update({f"site_pos{k}": data.site_xpos[site], f"site_mat{k}": data.site_xmat[site]})
+        # Where record 0 has the bodies with a free joint, and how far they may be from there in the first substep [m].
+        free_joints = np.flatnonzero(model.jnt_type == 0)  # mjJNT_FREE
+        self._free_bodies = model.jnt_bodyid[free_joints]
+        self._start_pos = data.qpos[model.jnt_qposadr[free_joints][:, None] + np.arange(3)]
+        speed_m_s = np.linalg.norm(data.qvel[model.jnt_dofadr[free_joints][:, None] + np.arange(3)], axis=1)
+        self._start_margin_m = _STALE_M[0] + 2 * model.opt.timestep * speed_m_s
         self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
@@ -388,10 +394,23 @@ class Recorder(EpisodeLog):
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
 
     def record_substep(self) -> None:
-        """Copy the contacts and torques of the last substep. Raises the same errors as `ContactLog`."""
+        """Copy the last substep's contacts and torques. Raises `HostError` if record 0 belongs to an earlier state."""
+        # Also raises the same errors as `ContactLog`.
+        if len(self._rows) == 1 and not self._substep_torques:
+            self._require_start()
         # The torques are those of all of the model's degrees of freedom, [nv]; `record_step` selects the arms' joints.
         self._contacts.add_substep(self._data)
         self._substep_torques.append(self._actuator_torques.copy())
+
+    def _require_start(self) -> None:
+        # Raise `HostError` if the first substep did not begin in the state of record 0, for example after a reset.
+        # MuJoCo computed the poses at the substep's start.
+        distance_m = np.linalg.norm(self._views["pos"][self._free_bodies] - self._start_pos, axis=1)
+        is_moved = distance_m > self._start_margin_m
+        if is_moved.any():
+            name = self.scene.body_name[int(self._free_bodies[is_moved][0])]
+            problem = f"{name!r} was moved by {distance_m[is_moved][0]:g} m between record 0 and the first substep"
+            raise HostError(problem, remedy="Take record 0 after the reset: make a new Recorder for each episode.")
 
     def try_substep(self) -> None:
         """Copy the last substep as `record_substep` does, but leave any error to the next `record_step`."""

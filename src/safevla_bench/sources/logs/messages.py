@@ -433,11 +433,11 @@ class PoseTaker(Taker):
             remedy = f"The child frames are: {listed}. Write one as `frame`, or leave the part out of the mapping."
             refuse_field(f"there is no message of {self.part} in {self.topic}", remedy, self.part)
         if not has_messages:
-            problem = f"there is no message on {self.topic}"
+            problem, remedy = f"no message on {self.topic} has a pose", "Leave this part out of the mapping."
             if self.columns.frame:
-                wanted = self.columns.frame
-                problem = f"the messages on {self.topic} have no child frame, but the mapping names {wanted!r}"
-            refuse_field(problem, "Leave `frame`, or this part, out of the mapping.", self.part)
+                wanted, remedy = self.columns.frame, "Leave `frame`, or this part, out of the mapping."
+                problem = f"no message on {self.topic} has a child frame, but the mapping names {wanted!r}"
+            refuse_field(problem, remedy, self.part)
         if self.columns.frame is None and len(self.children) > 1:
             remedy = f"Write one of these child frames as `frame`: {listed}."
             refuse_field(f"{self.topic} has poses of several frames", remedy, self.part)
