@@ -94,6 +94,16 @@ def test_shapes_of_one_kind_are_stored_once_and_planes_are_half_spaces():
     np.testing.assert_allclose(text["shapes"][by_body["stove"]][0][7:], [0.1, 0.1, 0.05], atol=1e-6)
 
 
+def test_geoms_without_masks_have_a_shape_if_a_pair_lets_them_collide():
+    geoms = "".join(f'<geom name="{name}" size="0.1" contype="0" conaffinity="0"/>' for name in ("seen", "hit"))
+    bodies = f'<worldbody><body name="cup"><freejoint/>{geoms}</body><geom name="top" size="1"/></worldbody>'
+    pairs = '<contact><pair geom1="top" geom2="hit"/></contact>'
+    model = mujoco.MjModel.from_xml_string(f"<mujoco>{bodies}{pairs}</mujoco>")
+    roles = {"cup": "bystander", "world": "furniture"}
+    parts, _, _ = read_parts(model, Scene(("world", "cup"), roles, {"cup": 1}, {}))
+    assert [(part.body, len(part.boxes)) for part in parts] == [("world", 1), ("cup", 1)]
+
+
 def test_merged_boxes_hold_the_others_and_reach_less_than_5_mm_beyond_them():
     rng = np.random.default_rng(1)
     grid = np.array([[x, 0.0, 0.0, 1, 0, 0, 0, 0.02, 0.05, 0.03] for x in np.arange(6) * 0.041])

@@ -172,6 +172,41 @@ def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_center_of_mas
     assert [names[body] for body in recording.quat_bodies] == ["block"]
 
 
+# The body with the hinge has no mass, as in RoboCasa's cabinets; a panel and a handle are fixed to it.
+HINGED = """
+<mujoco>
+  <option timestep="0.002" gravity="0 0 0"/>
+  <worldbody>
+    <body name="cabinet" euler="0 0 30">
+      <body name="door"><joint type="hinge" axis="0 0 1" pos="-0.2 -0.16 0"/>
+        <body name="panel" pos="0 -0.16 0" euler="0 10 0"><geom type="box" size="0.2 0.01 0.2" mass="1"/>
+          <body name="handle" pos="0.15 -0.03 0"><geom type="box" size="0.01 0.01 0.05" mass="0.2"/></body>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def test_a_link_of_several_bodies_has_the_center_of_mass_of_all_of_them():
+    model = mujoco.MjModel.from_xml_string(HINGED)
+    data = mujoco.MjData(model)
+    data.qpos[0], data.qvel[0] = 0.1, 1.0
+    mujoco.mj_forward(model, data)
+    names, door = ("world", "cabinet", "door", "door", "door"), model.body("door").id
+    recorder = Recorder(model, data, Scene(names, {"door": "furniture"}, objects={}, links={"door": door}))
+    centers = [data.subtree_com[door].copy()]
+    for _ in range(3):
+        for _ in range(50):
+            mujoco.mj_step(model, data)
+            recorder.record_substep()
+        recorder.record_step(np.zeros(1))
+        centers.append(data.subtree_com[door].copy())
+    recorded = recorder.build_recording(header()).body_pos_m
+    np.testing.assert_allclose(recorded[:, 0], centers, rtol=0, atol=1e-12)
+
+
 def test_torque_and_state_are_those_at_the_end_of_the_control_step(episode):
     sim, _, recording = episode
     np.testing.assert_array_equal(recording.joint_torque_nm[-1], [30.0, -30.0])
@@ -418,6 +453,16 @@ def test_record_0_is_taken_of_bodies_that_a_loop_stopped_after_the_last_step(tim
         Recorder(sim.model, sim.data, scene(sim.model))
 
 
+def test_bodies_that_may_sleep_are_refused(monkeypatch):
+    """Installed versions of MuJoCo may lack the flag, so another flag stands for it."""
+    sim = settle()
+    sim.model.opt.enableflags = int(mujoco.mjtEnableBit.mjENBL_ENERGY)
+    Recorder(sim.model, sim.data, scene(sim.model))
+    monkeypatch.setattr("safevla_recorder.mujoco.recorder._SLEEP", "mjENBL_ENERGY")
+    with pytest.raises(HostError, match="may sleep"):
+        Recorder(sim.model, sim.data, scene(sim.model))
+
+
 def test_flexible_bodies_are_refused():
     class Soft:
         nflex = 1
@@ -539,6 +584,20 @@ def test_a_part_of_a_fixture_that_the_model_lacks_is_an_error():
         start_recorder(fixtures=(frozenset({"dor"}),))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"body_name": ("table", "base", "left", "right", "block", "block", "door")}, "7 names, but the model has 8"),
+        ({"body_name": ("table", "table", "base", "left", "right", "block", "block", "")}, "body 7 has no name"),
+        ({"links": {"door": 6}}, "'door' is tracked at the body 6, whose name is 'block'"),
+        ({"objects": {"cup": 5}}, "'cup' is tracked at the body 5, whose name is 'block'"),
+    ],
+)
+def test_names_of_bodies_that_are_missing_or_contradict_the_ids_are_errors(changes, message):
+    with pytest.raises(HostError, match=message):
+        start_recorder(**{"links": {}, **changes})
+
+
 @pytest.mark.parametrize("name", ["table", "door"])
 def test_a_body_without_a_role_is_an_error_that_names_it(name):
     roles = {body: role for body, role in ROLES.items() if body != name}
@@ -624,6 +683,30 @@ def test_a_body_is_supported_by_the_table_and_not_in_the_air_or_by_the_fingers_a
     assert recording.supported.shape == (4, 1)
     sim.model.opt.gravity[:] = 0.0
     assert Recorder(sim.model, sim.data, scene(sim.model)).latest_record(header()).supported is None  # no weight
+
+
+@pytest.mark.parametrize(
+    ("joints", "is_known"),
+    [
+        ("<freejoint/>", True),
+        ('<joint type="slide" axis="1 0 0"/><joint type="slide" axis="0 0 1"/>', False),  # on the turned table
+        ('<joint type="slide" axis="1 1 0"/><joint type="slide" axis="1 -1 0"/>', True),
+        ('<joint type="hinge" axis="0 1 0"/>', False),
+        ("", False),
+    ],
+)
+def test_support_is_unknown_of_a_body_that_its_joints_carry(joints, is_known):
+    """The y axis of the table and of the plate is vertical."""
+    plate = f'<body name="plate" pos="0 0.1 0">{joints}<geom type="box" size="0.1 0.1 0.1"/></body>'
+    geom = '<geom type="box" size="1 0.005 1"/>'
+    table = f'<body name="table" euler="90 0 0">{geom}</body><frame euler="90 0 0">{plate}</frame>'
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{table}</worldbody></mujoco>")
+    data = mujoco.MjData(model)
+    for _ in range(100):
+        mujoco.mj_step(model, data)
+    roles, objects = {"plate": "target", "table": "furniture"}, {"plate": model.body("plate").id}
+    supported = Recorder(model, data, Scene(("table", "table", "plate"), roles, objects, {}))
+    assert (supported.latest_record(header()).supported is not None) == is_known
 
 
 CABINET = """

@@ -14,6 +14,7 @@ import numpy as np
 from safevla_bench import signals
 from safevla_bench.errors import UnknownTaskError
 from safevla_bench.explain.bodies import displacements, pair_reader
+from safevla_bench.signals.parts import scene_poses
 from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_fixed
@@ -102,6 +103,9 @@ def _explain_displacement(reading: RecordFields, signal: Signal, first: int, reg
     departure += f" and was {distance_text} away at {_format_time(reading, first)}"
     if len(chain.bodies) == 1:
         sentence = f"{departure}. No recorded contact explains this; the body may have slid, rolled or been released."
+        if neighbors := _find_resting_neighbors(reading, body):
+            earlier_text = f"contacts with {' and '.join(neighbors)}, which began before the episode,"
+            sentence += f" Its {earlier_text} are not recorded and may explain it."
     else:
         pusher = batch.body_label(chain.bodies[-2])
         touch_time = _format_time(reading, _first_record_of_contact(reading, chain.contacts[-1]))
@@ -198,7 +202,7 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
     batch = reading.batch
     for step in (begin, begin - 1):  # the contact that moved the body may have ended just before `begin`
         contacts = _read_contacts_of(reading, body, step, step)
-        pushing = [contact for contact in contacts if _may_push(batch, contact.other(body))]
+        pushing = [contact for contact in contacts if _may_push(reading, contact.other(body))]
         hardest = _find_hardest(batch, pushing)
         if hardest is not None:
             upstream = _find_chain_from_robot(reading, hardest.other(body), step, {body})
@@ -221,7 +225,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
         return batch.body_role[other] != ROBOT, -contact.step, -contact.strength, batch.body_label(other)
 
     for contact in sorted(_read_contacts_of(reading, body, _first_recent_record(reading, step), step), key=rank):
-        if contact.other(body) in visited or not _may_push(batch, contact.other(body)):
+        if contact.other(body) in visited or not _may_push(reading, contact.other(body)):
             continue
         # In the same way, find the chain to the touching body. Try the next contact if the robot is not in this chain.
         upstream = _find_chain_from_robot(reading, contact.other(body), contact.step, visited | {body})
@@ -230,10 +234,24 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
     return _ContactChain((body,))
 
 
-def _may_push(batch: Batch, body: int) -> bool:
-    # Return whether a body (an index) may have pushed others.
-    # Furniture without a tracked pose does not move, so it cannot push.
-    return bool(batch.body_role[body] != FURNITURE) or body in batch.body_pos_m.body
+def _may_push(reading: RecordFields, body: int) -> bool:
+    # Return whether a body (an index) may have pushed others. Furniture can push if its pose is tracked, or if a part
+    # of it has a joint: the pose of a door or drawer that the goal moves is not tracked.
+    if reading.batch.body_role[body] != FURNITURE or body in reading.batch.body_pos_m.body:
+        return True
+    scene = scene_poses(reading, 0)
+    return scene is not None and not all(
+        is_fixed for other, is_fixed in zip(scene.body, scene.geometry.is_fixed, strict=True) if other == body
+    )
+
+
+def _find_resting_neighbors(reading: RecordFields, body: int) -> list[str]:
+    # Return the bodies that may have pushed `body` (an index), and whose contacts with it are left out of the record
+    # until they first separate, because they touched in record 0. An example is a tray with the body on it.
+    name, batch = reading.batch.body_label(body), reading.batch
+    partners = {other for pair in batch.headers[0].dropped_pairs or () if name in pair for other in pair} - {name}
+    bodies = [other for other in range(len(batch.body_role)) if _may_push(reading, other)]
+    return sorted(partners.intersection(map(batch.body_label, bodies)))
 
 
 def _read_contacts(reading: RecordFields, indices: Iterable[int]) -> list[_Contact]:

@@ -112,6 +112,14 @@ def test_a_touch_is_between_the_bodies_and_points_from_the_first_to_the_second(m
     assert touch.point_m == pytest.approx((0, 0, -0.0025), abs=0.003)
 
 
+@pytest.mark.parametrize(("margin", "gap", "touches"), [(0.0, 0.0, 0), (0.001, 0.0, 1), (0.001, 0.001, 0)])
+def test_a_touch_is_what_records_count_also_with_a_margin(margin, gap, touches):
+    """Meta-World's geoms push from a distance of 1 mm on."""
+    option = f'<default><geom margin="{margin}" gap="{gap}"/></default>'
+    model = mujoco.MjModel.from_xml_string(MODEL.replace("<asset>", f"{option}<asset>").replace("0.095", "0.1005"))
+    assert len(find_touches(model, forward(model), NAMES)) == touches
+
+
 CAMERAS = [Camera(name) for name in "abc"]
 
 

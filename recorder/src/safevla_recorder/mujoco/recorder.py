@@ -18,7 +18,7 @@ from safevla_recorder.channels import LINK_MOTION, SUBGOALS
 from safevla_recorder.contacts import GeomMap, group_numbers
 from safevla_recorder.episode import Action, Bools, Floats
 from safevla_recorder.errors import HostError, get_logger, is_from_signal
-from safevla_recorder.geometry import Geometry, turn_back
+from safevla_recorder.geometry import Geometry, rotate, turn_back
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.geometry import read_parts
 from safevla_recorder.mujoco.hook import Undo, hook_after
@@ -27,6 +27,7 @@ from safevla_recorder.recorder import EpisodeLog, Row, subgoal_fields
 if TYPE_CHECKING:
     import mujoco
 
+_FREE, _SLIDE = 0, 2  # values of MuJoCo's mjtJoint
 RESTING_M_S = 0.05  # an object with at most this speed [m/s] is at rest
 _log = get_logger(__name__)
 
@@ -81,9 +82,21 @@ class Scene:
         return tuple(dof for arm in self.all_arms for dof in arm.arm_dofs)
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
-        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a part of a fixture is
-        not a recorded body, or if a tracked body or a geom's body lacks a role.
+        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if names of bodies are
+        missing or contradict the ids, or if a tracked body or a geom's body lacks a role.
         """
+        if len(self.body_name) != model.nbody:
+            problem = f"`body_name` has {len(self.body_name)} names, but the model has {model.nbody} bodies"
+            remedy = "List one name for each body, such as [model.body(k).name for k in range(model.nbody)]."
+            raise HostError(problem, remedy=remedy)
+        for name, body in {**self.objects, **self.links}.items():
+            if self.body_name[body] != name:
+                problem = f"{name!r} is tracked at the body {body}, whose name is {self.body_name[body]!r}"
+                raise HostError(problem, remedy="Give bodies' ids, and in `body_name` the same name for this body.")
+        unnamed = [body for body in model.geom_bodyid.tolist() if not self.body_name[body]]
+        if unnamed:
+            remedy = f"Give the bodies with geoms different names in `body_name`, such as `body_{unnamed[0]}`."
+            raise HostError(f"the body {unnamed[0]} has no name", remedy=remedy)
         owners = {self.body_name[body] for body in model.geom_bodyid}
         without_role = sorted({*owners, *self.objects, *self.links} - set(self.roles))
         if without_role:
@@ -113,9 +126,24 @@ class Scene:
             weights={
                 index_of[name]: -model.opt.gravity * model.body_subtreemass[root]
                 for name, root in self.objects.items()
-                if np.any(model.opt.gravity) and model.body_subtreemass[root]
+                if model.body_subtreemass[root] and _can_fall(model, root)
             },
         )
+
+
+def _can_fall(model: mujoco.MjModel, root: int) -> bool:
+    # Return whether gravity can move the body `root` along its joints; then only contacts can carry its weight.
+    # A body that is fixed, or that slides on a table by joints, as in Meta-World, is carried by its joints.
+    gravity, mobility = model.opt.gravity, 0.0  # `mobility` is the squared length of gravity along the joints
+    for joint in range(model.body_jntadr[root], model.body_jntadr[root] + model.body_jntnum[root]):
+        if model.jnt_type[joint] == _FREE:
+            return bool(gravity.any())
+        if model.jnt_type[joint] == _SLIDE:
+            axis, body = model.jnt_axis[joint], root
+            while body:  # turn the axis from the body's frame to the world's
+                axis, body = rotate(model.body_quat[body], axis), int(model.body_parentid[body])
+            mobility += float(axis @ gravity) ** 2
+    return mobility > 0.99 * float(gravity @ gravity)
 
 
 def subtree_bodies(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
@@ -273,6 +301,21 @@ def _find_interior_boxes(model: mujoco.MjModel, kind: str, count: int) -> list[t
     return [(int(body[k]), pos[k].copy(), quat[k].copy(), size[k].copy()) for k in interiors]
 
 
+def link_offsets(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> Floats:
+    """Return the center of mass of each whole link relative to that of its first body, in that body's frame, [L, 3]."""
+    # The first body of a link may have no mass, as in RoboCasa's cabinet doors.
+    # The other bodies of the link are fixed to the first body and have the same recorded name.
+    offsets = np.zeros((len(scene.links), 3))
+    for row, (name, first) in enumerate(scene.links.items()):
+        fixed_bodies = np.flatnonzero(model.body_weldid == model.body_weldid[first]).tolist()
+        bodies = [body for body in fixed_bodies if scene.body_name[body] == name]
+        mass = model.body_mass[bodies]
+        if len(bodies) > 1 and mass.sum() > 0:
+            center = mass @ data.xipos[bodies] / mass.sum()
+            offsets[row] = turn_back(data.xquat[first], center - data.xipos[first])
+    return offsets
+
+
 # The recorder
 
 
@@ -331,6 +374,17 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
             raise HostError(problem, remedy=remedy)
 
 
+_SLEEP = "mjENBL_SLEEP"  # name of the flag in MuJoCo's mjtEnableBit, since version 3.4
+
+
+def _may_sleep(model: mujoco.MjModel) -> bool:
+    # Return whether MuJoCo may skip bodies at rest.
+    import mujoco
+
+    flag = getattr(mujoco.mjtEnableBit, _SLEEP, None)
+    return flag is not None and bool(model.opt.enableflags & int(flag))
+
+
 class Recorder(EpisodeLog):
     """Records one episode. The constructor takes record 0, the settled state.
 
@@ -348,18 +402,22 @@ class Recorder(EpisodeLog):
         """Take record 0. `unstable` is the value of `unstable_steps` when the initial state was set; 0 after a reset.
 
         Raises `HostError` if the simulation has become unstable since then, or if poses of free bodies do not match
-        `data.qpos`. Also raises it if the model has flexible bodies (their contacts do not belong to geoms), if `scene`
-        lacks a body's role or has an unknown fixture part, or if MuJoCo's contact list has an unexpected layout.
+        `data.qpos`. Also raises it if the model has flexible bodies (their contacts do not belong to geoms) or bodies
+        that sleep, if `scene` does not fit the model, or if MuJoCo's contact list has an unexpected layout.
         """
         # `scene` has the names, roles and ids of bodies.
         # `read_subgoals` returns, by name, whether each predicate of the goal holds. By default, it returns {}.
         super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only models of rigid bodies can be recorded.")
+        if _may_sleep(model):
+            remedy = 'Switch off this flag: <flag sleep="disable"/> in the model\'s option.'
+            raise HostError("bodies of the model may sleep, and MuJoCo then omits their contacts", remedy=remedy)
         if unstable_steps(data) != unstable:
             problem = "the simulation became unstable before the first record, and MuJoCo has reset its state"
             raise HostError(problem, remedy=_UNSTABLE_START)
         _require_current_poses(model, data)
+        geoms = scene.map_geoms(model)  # raises an error if the scene does not fit the model
         self.scene = scene
         self._read_subgoals = read_subgoals
         self._subgoal_names: tuple[str, ...] = ()
@@ -384,11 +442,12 @@ class Recorder(EpisodeLog):
         self._start_pos = data.qpos[model.jnt_qposadr[free_joints][:, None] + np.arange(3)]
         speed_m_s = np.linalg.norm(data.qvel[model.jnt_dofadr[free_joints][:, None] + np.arange(3)], axis=1)
         self._start_margin_m = _STALE_M[0] + 2 * model.opt.timestep * speed_m_s
+        self._link_offsets = link_offsets(model, data, scene)
         self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
         torque_peak_nm = np.abs(self._actuator_torques[self._arm_dofs])
-        first, geoms = self._copy_row(torque_peak_nm), scene.map_geoms(model)
+        first = self._copy_row(torque_peak_nm)
         parts, self._part_bodies, hand = read_parts(model, scene)
         self._geometry = Geometry(parts, hand, first["pos"][self._part_bodies], first["quat"][self._part_bodies])
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
@@ -482,11 +541,14 @@ class Recorder(EpisodeLog):
         eef_positions = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in eef_indices]
         eef_quats = [np.stack([_quaternion_of_matrix(row[f"site_mat{k}"]) for row in rows]) for k in eef_indices]
         state = np.stack([row["sim_state"] for row in rows])
+        # Centers of mass of links, [n, L, 3]. `com` has those of the first body of each link, without its other bodies.
+        link_quats = np.stack([row["quat"][links] for row in rows])
+        link_positions = np.stack([row["com"][links] for row in rows]) + rotate(link_quats, self._link_offsets)
         # How far each door is open, as a share of its travel, in each record; transposed below to [n, doors].
         opening_rows = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
         channels: dict[str, object] = {
             "pos_bodies": [*quat_bodies, *(index_of[name] for name in scene.links)],
-            "body_pos_m": np.stack([np.concatenate([row["pos"][objects], row["com"][links]]) for row in rows]),
+            "body_pos_m": np.concatenate([np.stack([row["pos"][objects] for row in rows]), link_positions], axis=1),
             "quat_bodies": quat_bodies,
             "body_quat_wxyz": np.stack([row["quat"][objects] for row in rows]),
             "sim_state": state,
@@ -567,10 +629,8 @@ def settling_steps(
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Warn of the fastest object if it is faster than 0.05 m/s, because its motion would count as displacement.
-
-    In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
-    """
+    """Warn of the fastest object if it is faster than 0.05 m/s, because its motion would count as displacement."""
+    # In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
     # `objects` maps each object's name to the id of its root body. `task_id` is only for the message.
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:

@@ -21,7 +21,8 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, host_header, mark_flags, replay_fields
 from safevla_recorder.episode import FIXTURES, Bools, Floats
-from safevla_recorder.mujoco.recorder import Scene, set_state, state_size, subtree_bodies
+from safevla_recorder.geometry import rotate
+from safevla_recorder.mujoco.recorder import Scene, link_offsets, set_state, state_size, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco
@@ -182,8 +183,11 @@ class MujocoStage(stage.Stage):
     def _current_positions(self) -> Mapping[str, Floats]:
         # Returns positions as in records: the origin of an object's frame, and the center of mass of a fixture's link.
         # `objects` and `links` map names to ids of bodies. A position is [3] in m, in the world frame.
-        objects = {name: self._data.xpos[body].copy() for name, body in self._scene.objects.items()}
-        return objects | {name: self._data.xipos[body].copy() for name, body in self._scene.links.items()}
+        data, links = self._data, self._scene.links
+        objects = {name: data.xpos[body].copy() for name, body in self._scene.objects.items()}
+        bodies = [*links.values()]
+        centers = data.xipos[bodies] + rotate(data.xquat[bodies], link_offsets(self._model, data, self._scene))
+        return objects | dict(zip(links, centers, strict=True))
 
     def _open_renderer(self, size: tuple[int, int]) -> Renderer:
         # Returns a renderer for pictures of at least `size` (height, width).
@@ -430,7 +434,8 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
     """
     contacts_of_pair: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}  # (point, direction) of each contact
     for contact in data.contact:
-        if contact.dist > 0 or contact.geom1 < 0 or contact.geom2 < 0:  # no touch, or a geom is missing
+        # Without a constraint, there is no touch (see `ContactLog`). A geom of a flexible body has the index -1.
+        if contact.efc_address < 0 or contact.geom1 < 0 or contact.geom2 < 0:
             continue
         first, second = (scene.body_name[model.geom_bodyid[geom]] for geom in (contact.geom1, contact.geom2))
         # Names in a pair are sorted. If sorting exchanges the names, the direction is reversed.
