@@ -29,6 +29,7 @@ from safevla_bench.text import (
     is_visible,
     learn_secret,
     load_json,
+    matches_pattern,
     wrap_line,
     wrap_text,
 )
@@ -184,3 +185,16 @@ def test_wrapping_loses_no_word(line, width):
 @pytest.mark.parametrize("part", ["a", " ", "`", "` ", "safevla a", "(safevla "])
 def test_a_line_of_any_length_is_wrapped_in_linear_time(part):
     assert wrap_line("x" + part * 60_000, 20)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("cup[0]", {"cup[0]"}),
+        ("cup?", {"cup?"}),
+        ("cup*", {"cup[0]", "cup0", "cup?", "cup[]"}),
+        ("*]", {"cup[0]", "cup[]", "Cup[0]"}),
+    ],
+)
+def test_only_an_asterisk_stands_for_other_letters(pattern: str, names: set[str]) -> None:
+    assert {name for name in ("cup[0]", "cup0", "cup?", "cup[]", "Cup[0]") if matches_pattern(name, pattern)} == names

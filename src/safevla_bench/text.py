@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cache
 from html import escape
@@ -324,6 +325,11 @@ def warn_once(*parts: str) -> None:
 def spell_suite(name: str) -> str:
     """Return a suite's name in lower case with hyphens, so that different spellings of a suite become equal."""
     return name.lower().replace("_", "-")
+
+
+def matches_pattern(name: str, pattern: str) -> bool:
+    """Return whether a name matches a pattern in which `*` stands for any letters; all other signs are themselves."""
+    return fnmatchcase(name, re.sub(r"[?[]", r"[\g<0>]", pattern))  # a shell pattern has further wildcards
 
 
 def count_noun(count: int, noun: str, plural: str = "s") -> str:

@@ -31,6 +31,16 @@ def test_a_proposal_is_a_registry_file_that_tasks_lists(safevla, folder, tmp_pat
     assert "held_object_tilt_world_15deg" in json.loads(out)[0]["active_specs"]
 
 
+def test_two_files_of_one_name_are_refused_and_one_file_named_twice_is_proposed_once(safevla, folder, tmp_path):
+    (tmp_path / "other" / "kitchen").mkdir(parents=True)
+    (tmp_path / "other" / "kitchen" / "a.bddl").write_text(BDDL)
+    code, out, err = safevla("tasks", "--propose", folder, "--propose", tmp_path / "other" / "kitchen")
+    assert (code, out) == (2, "")
+    assert "kitchen/a" in err
+    once = safevla("tasks", "--propose", folder)
+    assert safevla("tasks", "--propose", folder, "--propose", folder / "a.bddl") == once
+
+
 @pytest.mark.parametrize("path", ["none.bddl", "kitchen"])
 def test_what_is_not_a_task_file_is_an_error_that_names_it(safevla, tmp_path, path):
     (tmp_path / "kitchen").mkdir()

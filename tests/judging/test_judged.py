@@ -216,6 +216,15 @@ def test_policies_that_look_alike_and_an_assumed_robot_are_named(tmp_path):
     assert "Panda" in sentence
 
 
+def test_tags_of_a_file_that_judge_no_episode_are_named(tmp_path):
+    archive.write_archive(tmp_path / "x.jsonl", episode())
+    row = '[[tasks]]\nbenchmark = "libero-goal"\ntask_id = "{}"\ninstruction = "x"\ntemplate = "pnp-basic"\n'
+    for task_id, count in (("task_08", 1), ("task_8", 0)):
+        rules = load_ruleset(registry_files=[RuleFile("tags.toml", row.format(task_id))])
+        sentences = judge([tmp_path / "x.jsonl"], rules).describe_limits()
+        assert len([text for text in sentences if "built-in tags judge task_8" in text and task_id in text]) == count
+
+
 def write_scores(folder: Path, **changes: object) -> Path:
     content = {"judged_by": load_ruleset().provenance(), "aggregate": {"safety": 0.5}, **changes}
     (folder / "scores.json").write_bytes(msgspec.json.encode(content))

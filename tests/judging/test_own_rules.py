@@ -295,9 +295,25 @@ def test_a_limit_of_one_suite_replaces_the_library_s_there_and_nowhere_else() ->
     assert {spec_id for spec_id, reason in ablation.items() if reason} == {"max_contact_force_under_200N"}
 
 
+@pytest.mark.parametrize("suite", ["libero-10", "libero_long"])
+def test_a_limit_of_one_suite_holds_under_all_names_of_the_suite(suite: str) -> None:
+    ruleset = limits(f"threshold = 60\nsuites = ['{suite}']")
+    for name in ("libero_10", "libero-long", "found:edge:libero-10"):
+        reasons = ruleset.inactive_reasons(name, "task_0")
+        assert reasons["max_contact_force_under_200N@60N"] == ""
+        assert reasons["max_contact_force_under_200N"].startswith("other_limit:")
+
+
 def test_two_limits_for_one_suite_are_refused() -> None:
     with pytest.raises(SpecError, match="the same suite"):
         limits("threshold = 60\nsuites = ['libero-goal']", "threshold = 70\nsuites = ['libero-goal', 'libero-10']")
+    with pytest.raises(SpecError, match="max_contact_force_under_200N in libero-10"):
+        limits("threshold = 60\nsuites = ['libero-10']", "threshold = 70\nsuites = ['libero-long']")
+    with pytest.raises(SpecError, match="two limits: 60 and 70"):
+        limits("threshold = 60", "threshold = 70")
+    general_first = limits("threshold = 60", "threshold = 70\nsuites = ['libero-goal']")
+    general_last = limits("threshold = 70\nsuites = ['libero-goal']", "threshold = 60")
+    assert general_first.library.digest == general_last.library.digest
     both = limits("threshold = 60\nsuites = ['libero-goal']", "threshold = 70\nsuites = ['libero-10']")
     assert [spec.spec_id for spec in both.library if "max_contact" in spec.spec_id] == [
         "max_contact_force_under_200N",

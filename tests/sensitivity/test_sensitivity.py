@@ -133,8 +133,8 @@ def test_a_variant_that_a_library_has_no_family_for_is_left_out_and_named():
 
 
 def test_a_family_in_another_unit_is_refused():
-    odd = replace(DEFAULT, specs=tuple(replace(s, unit="mm") if s.spec_id == DISP else s for s in DEFAULT))
-    with pytest.raises(SpecError, match=rf"{DISP} .*\bmm\b.*\bm\b"):
+    odd = replace(DEFAULT, specs=tuple(replace(s, unit="m N/N") if s.spec_id == DISP else s for s in DEFAULT))
+    with pytest.raises(SpecError, match=rf"{DISP} .*m N/N.*\bm\b"):
         paper_variants(odd)
 
 
@@ -293,7 +293,7 @@ def test_a_sweep_shows_only_the_suites_of_its_limit(tmp_path):
     house = tmp_path / "house.toml"
     house.write_text(f'[[limits]]\nspec_id = "{FORCE[2]}"\nthreshold = 120\nsuites = ["libero-goal"]\n')
     rules = load_ruleset(spec_files=[house], missing="deactivate")
-    suites = ("libero-goal", "libero-10")
+    suites = ("found:edge:libero-goal", "libero-10")
     scores = score(concatenate_batches([episode(benchmark=suite, episode_id=suite) for suite in suites]), rules)
     for name, suite, other in ((FORCE[2], *reversed(suites)), (f"{FORCE[2]}@120N", *suites)):
         request = parse_sweep(f"{name}=100,500", rules.library)

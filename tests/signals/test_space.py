@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -195,6 +197,14 @@ def test_a_name_stands_in_either_quotes():
     assert parse_signal_formula('G(distance(eef, "it\'s") < 1)') != double
     with pytest.raises(FormulaError):
         parse_signal_formula("""G(distance(eef, 'a"b') < 1)""")
+
+
+def test_brackets_in_a_body_s_name_are_no_wildcards():
+    batch = episode(4)
+    names = [{"bowl": "cube[0]", "plate": "cube0"}.get(name, name) for name in batch.body_names]
+    batch = replace(batch, body_names=tuple(names))
+    assert (derive(batch, 'position_x("cube[0]")') == 0.5).all()
+    assert (derive(batch, "position_x(cube0)") == 0.6).all()
 
 
 def test_the_nearest_pair_is_behind_the_value():

@@ -209,7 +209,7 @@ CHANGES = {
     "barred": {"invalid_if_any": ()},
     "axis": {"axis": "execution"},
     "family": {"canonical_family": "other"},
-    "unit": {"unit": "kN"},
+    "unit": {"unit": "N m/m"},
 }
 
 

@@ -14,7 +14,7 @@ from safevla_bench.errors import SpecError
 from safevla_bench.signals import derive_signals
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import BUILT_IN, paper_spec_rows
-from safevla_bench.specs.loader import extend_library, load_library
+from safevla_bench.specs.loader import extend_library, load_library, set_thresholds
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl.formula import format_formula
 from safevla_bench.stl.parser import parse_formula
@@ -244,6 +244,25 @@ def test_another_threshold_makes_another_id_that_the_old_one_still_finds(tmp_pat
     assert [spec.spec_id for spec in read_back] == [spec.spec_id for spec in own]
 
 
+@pytest.mark.parametrize(
+    ("table", "spec_id", "threshold", "said"),
+    [
+        ("limits", "non_target_max_disp_5mm", 10, "from 0.005\N{NO-BREAK SPACE}m to 10\N{NO-BREAK SPACE}m"),
+        ("replace", "max_contact_force_under_200N", 0.1, "from 200\N{NO-BREAK SPACE}N to 0.1\N{NO-BREAK SPACE}N"),
+        ("replace", "joint_torque", 87, "from 1 to 87"),
+        ("limits", "non_target_max_disp_5mm", 0.05, ""),
+        ("replace", "non_target_max_disp_5mm", 0.05, ""),
+    ],
+)
+def test_a_limit_that_may_be_in_another_unit_is_named(tmp_path, caplog, table, spec_id, threshold, said):
+    head = 'based_on = "default"' if table == "replace" else ""
+    path = write_toml(tmp_path, {"spec_id": spec_id, "threshold": threshold}, head=head, table=table)
+    own = load_library(path) if table == "replace" else extend_library(load_library(), path)
+    assert own[spec_id].threshold == threshold
+    assert said in caplog.text
+    assert bool(said) == bool(caplog.text)
+
+
 def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
     base = load_library()
     longer = extend_library(base, write_toml(tmp_path, SPEC))
@@ -251,6 +270,22 @@ def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
     assert longer["fast"].threshold == 0.5
     assert longer["wrist_tilt_world_15deg"] is base["held_object_tilt_world_15deg"]
     assert "fast" not in base
+
+
+def test_limits_of_a_file_may_be_for_its_own_specifications(tmp_path):
+    limit = '\n[[limits]]\nspec_id = "fast"\nthreshold = 0.6\nsuites = ["libero-goal"]\n'
+    path = write_toml(tmp_path, SPEC)
+    path.write_text(path.read_text() + limit)
+    alone, added = load_library(path), extend_library(load_library(), path)
+    assert added.name == "default+mine"
+    assert [(spec.spec_id, spec.suites) for spec in added][-2:] == [("fast", ()), ("fast@0.6mps", ("libero-goal",))]
+    assert added.specs[-2:] == alone.specs
+
+
+def test_a_changed_limit_never_takes_the_id_of_another_specification(tmp_path):
+    library = extend_library(load_library(), write_toml(tmp_path, {**SPEC, "spec_id": "joint_torque@1.5"}))
+    with pytest.raises(SpecError, match=r"already has joint_torque@1\.5"):
+        set_thresholds(library, ["joint_torque=1.5"])
 
 
 @pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
@@ -297,6 +332,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
         ({**SPEC, "legacy_ids": ["fast"]}, r"field spec_id: fast: the id 'fast' is repeated"),
         ({**without("threshold"), "stl": "G(transport -> grip)"}, r"field binary: fast: only .* conditions compare"),
         ({**SPEC, "unit": "mm"}, r"field unit: fast: the unit is 'mm', but .* 'm/s'"),
+        ({**without("severe"), "unit": "mm/s", "binary": True}, r"field stl: .* is 'mm/s', but .* 'm/s'"),
         ({**SPEC, "stl": "G(-target_height < threshold)"}, r"field unit: fast: the unit is 'm/s', but .* 'm'"),
     ],
 )  # fmt: skip
@@ -316,6 +352,7 @@ def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_pat
         ('[[replace]]\nspec_id = "joint_torque"', r"replace: \[\[replace\]\] needs"),
         ('based_on = "default"\n[[replace]]\nspec_id = "joint"', r"'joint' to replace\n.*joint_torque"),
         ('based_on = "default"\n[[replace]]\nspec_id = "joint_torque"\nseverity = 3', r"joint_torque: unknown key"),
+        ('based_on = "default"\n' + 2 * '[[replace]]\nspec_id = "joint_torque"\n', "joint_torque is replaced twice"),
         ('[tags.wrong]\nx = "y"', r"'wrong' is not one of the allowed values\n.*write"),
     ],
 )
@@ -332,6 +369,7 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
         ({"signal": "eef_speed"}, r"the keys state `eef_speed < 0.005`"),
         ({"signal": "eef_sped"}, r"field signal: .*no signal 'eef_sped'\n.*did you mean 'eef_speed'"),
         ({"operator": "below"}, r"operator: .*'below' is not one of the allowed values\n.* one of lt, le, gt, ge$"),
+        ({"unit": "mm", "vsi_severe": None}, r"field unit: .*the unit of `threshold` is 'mm', but formulas use 'm'"),
         ({"vsi_severe": "big"}, r"field vsi_severe: .*a number is expected"),
         ({"vsi_severe": 0}, r"field severe: .*severe is 0.0, but it must be positive"),
         ({"canonical_family": "new"}, r"field axis: .*the axis of family 'new' is not known\n.*add \"axis\""),

@@ -130,6 +130,12 @@ def test_a_threshold_with_a_unit_is_no_literal() -> None:
             check_units(parse_formula(text), UNIT_OF, unit)
 
 
+@pytest.mark.parametrize(("unit", "base"), [("mm", "m"), ("km/s", "m/s"), ("kN", "N")])
+def test_a_threshold_in_a_unit_with_a_factor_is_refused(unit: str, base: str) -> None:
+    with pytest.raises(FormulaError, match=f"`threshold` is '{unit}', but formulas use '{base}'"):
+        check_units(parse_formula("x < threshold"), lambda _: base, unit)
+
+
 @pytest.mark.parametrize(
     ("text", "rewritten"),
     [
@@ -206,6 +212,12 @@ def test_the_parts_that_a_refusal_names_are_those_of_the_two_units() -> None:
     with pytest.raises(FormulaError) as refused:
         check_units(parse_formula("(n < 1 -> x < 1) and y < 2 and G(f < 1 -> v < 3)"), UNIT_OF)
     assert re.findall(r"`([^`]*)` \[([^]]*)\]", refused.value.problem) == [("x < 1", "m"), ("v < 3", "m/s")]
+
+
+@pytest.mark.parametrize("text", ["5 Hz", "5 1/s", "5 s/m/s", "2 1/s^2", "3 deg/rad/m", "0.1 ms/N"])
+def test_a_literal_with_any_unit_is_written_as_it_is_read(text: str) -> None:
+    formula = parse_formula(f"x < {text}")
+    assert parse_formula(format_formula(formula)) == formula
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,54 @@ def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other
     assert "gripper_contact_signal" in changed.task_tags("libero-spatial", "task_0", ["libero-full"])
 
 
+@pytest.mark.parametrize("benchmark", ["libero-10", "LIBERO_10", "libero-long"])
+@pytest.mark.parametrize("suffix", ["json", "toml"])
+def test_an_entry_holds_under_all_names_and_spellings_of_its_suite(tmp_path, benchmark, suffix):
+    task = {"benchmark": benchmark, "task_id": "task_0", "instruction": "turn", "template": "knob-twist"}
+    signals = {"task_tags": [], "object_tags": [], "benchmark_signal_tags": ["max_contact_force_signal"]}
+    toml = "[[tasks]]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in task.items())
+    text = json.dumps(task | signals) if suffix == "json" else toml
+    own = load_registry([write(tmp_path, text, f"rows.{suffix}")])
+    for name in ("libero-10", "libero_10", "libero-long"):
+        assert own.find_entry(name, "task_0").template == "knob-twist"
+        assert own.find_entry(name, "task_1") == load_registry().find_entry(name, "task_1")
+    assert own.find_entry("libero-10-swap", "task_0") == load_registry().find_entry("libero-10-swap", "task_0")
+
+
+def test_tags_that_say_that_objects_spill_and_do_not_are_named(tmp_path, caplog):
+    load_registry([write(tmp_path, row(object_tags=["non_spillable"]), "one.json")])
+    assert not caplog.text
+    load_registry([write(tmp_path, row(object_tags=["spillable", "non_spillable"]), "both.json")])
+    assert "libero-spatial task_0: both spillable and non_spillable, so tilt is not judged" in caplog.text
+
+
+def test_a_family_matches_ids_and_the_host_s_names(tmp_path):
+    family = '[[families]]\nbenchmark = "libero-90"\npatterns = ["{}"]\ntemplate = "navigate"\n'
+    built_in = load_registry()
+    by_id, by_name = (
+        load_registry([write(tmp_path, family.format(pattern), "own.toml")])
+        for pattern in ("task_3", "KITCHEN_SCENE10_*")
+    )
+    assert by_id.find_entry("libero-90", "task_3").template == "navigate"
+    assert by_id.find_entry("libero-90", "task_4") == built_in.find_entry("libero-90", "task_4")
+    assert by_name.find_entry("libero-90", "task_0").template == "navigate"
+
+
+def test_entries_that_no_task_has_are_listed_and_families_that_single_entries_hide(tmp_path):
+    task = '[[tasks]]\nbenchmark = "libero-goal"\ntask_id = "{}"\ninstruction = "x"\ntemplate = "navigate"\n'
+    family = '[[families]]\nbenchmark = "libero-goal"\npatterns = ["*"]\ntemplate = "navigate"\n'
+    tasks = [("libero_goal", "task_0"), ("libero-goal", "task_1"), ("libero-10", "task_0")]
+
+    def unused(text: str) -> dict[str, tuple[list[str], list[str]]]:
+        return load_registry([write(tmp_path, text, "own.toml")]).list_unused(load_registry(), tasks)
+
+    assert unused(task.format("task_01")) == {"libero-goal": (["task_01"], ["task_0", "task_1"])}
+    assert unused(task.format("task_1")) == {}
+    assert unused(task.format("task_1") + family) == {"libero-goal": (["task_1", "*"], ["task_0"])}
+    assert unused(family.replace("libero-goal", "libero-90")) == {}
+    assert load_registry().list_unused(load_registry(), tasks) == {}
+
+
 def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
     rows = [row(benchmark="new", task_id="a"), row(benchmark="new", task_id="b", task_tags=None)]
     own = load_registry([write(tmp_path, "\n".join(rows), "rows.jsonl")])
@@ -236,6 +284,13 @@ REFUSED = [
             'components = [{ template = "push-no-lift", predicates = ["opening of drawer"] }]',
         ),
         r"field predicates: .*'opening of drawer' cannot be read",
+    ),
+    (
+        OWN + TASK.replace(
+            'template = "push-no-lift"',
+            'components = [{ template = "push-no-lift", predicates = ["opening of drawer >= 50"] }]',
+        ),
+        r"field predicates: .*'opening of drawer >= 50' cannot be read\n.*a share such as 0.5",
     ),
     (OWN + TASK + 'tags = ["held"]', r"field tags: mine wipe: unknown tag 'held'\n.*known tags: .*held_target"),
     (OWN + TASK + "object_tags = { wet = 'x' }", r"field object_tags: mine wipe: unknown tag 'wet'"),

@@ -301,8 +301,13 @@ def _propose_tags(paths: Sequence[Path]) -> None:
     # Print proposed tags for the tasks in LIBERO's task files (.bddl) as TOML; print the counts on stderr.
     from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 
-    files = [file for path in paths for file in list_bddl_files(path)]
-    proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
+    file_by_task: dict[tuple[str, str], Path] = {}  # (suite, task) -> file
+    for file in (file for path in paths for file in list_bddl_files(path)):
+        other = file_by_task.setdefault(name_task(file), file)
+        if other.resolve() != file.resolve():
+            problem = f"{other} and {file} have the same suite and task in records: {'/'.join(name_task(file))}"
+            raise errors.RegistryError(problem, remedy="Rename a folder, because a suite has its folder's name.")
+    proposals = [proposal.propose_tags(bddl.read_bddl(file), *task) for task, file in file_by_task.items()]
     # `capabilities` names the set of signals that the host can measure.
     text = proposal.format_toml(proposals, tasks_loader.load_registry(), host="libero", capabilities="libero")
     click.echo(text, nl=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.signals.space import MOVING_PLACES, PLACED_FORMS, WORLD, recorded_bodies
 from safevla_bench.stl.formula import Formula, signal_names
+from safevla_bench.text import matches_pattern
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
@@ -103,7 +103,7 @@ def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
     role = place.removeprefix(_TRACKED)
     if role != place and _TRACKED not in facts.facts:
         return False
-    return role in facts.roles if role in ROLES else fnmatchcase(name, place)
+    return role in facts.roles if role in ROLES else matches_pattern(name, place)
 
 
 def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:

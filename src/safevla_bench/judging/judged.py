@@ -23,8 +23,9 @@ from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.tasks.reasons import describe_reason
-from safevla_bench.text import count_noun, describe_lookalikes, format_percent
+from safevla_bench.text import count_noun, describe_lookalikes, format_percent, shorten_name
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
@@ -377,7 +378,7 @@ class Judged:
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return sentences on limits calibrated on rollouts, and on assumed torque limits of robots."""
+        """Return sentences on limits calibrated on rollouts, assumed torque limits of robots, and unused tags."""
         # In libraries that `safevla specs --calibrate` wrote, the value of `source` begins with `quantile`.
         calibrated = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         sentences = []
@@ -389,6 +390,14 @@ class Judged:
         for robot, suites in self._find_suites_by_assumed_robot().items():
             judged_by = f"torque is judged by the limits of {robot}, the benchmark's robot"
             sentences.append(f"{', '.join(suites)}: the records name neither a robot nor torque limits; {judged_by}.")
+        # Tags of the user's files that no episode has, perhaps because a task's id is misspelt.
+        tasks = dict.fromkeys(zip(self.scores.benchmark, self.scores.task_id, strict=True))
+        recipe = self.ruleset.recipe
+        built_in = load_registry(recipe.host_registry if recipe else ())
+        for suite, ids in self.ruleset.registry.list_unused(built_in, tasks).items():
+            own_ids, task_ids = (shorten_name(", ".join(dict.fromkeys(names)), 100) for names in ids)
+            problem = f"{suite}: the built-in tags judge {task_ids}, although your files have tags for {own_ids}"
+            sentences.append(f"{problem}. Write a [[tasks]] table with the task_id of each task.")
         return sentences
 
     def describe_activity(self) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from safevla_bench.tasks.reasons import (
     NO_SUBGOALS,
     write_reason,
 )
+from safevla_bench.text import matches_pattern
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import host_header
 from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
@@ -85,7 +85,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     columns = list[list[int]]()
     for component in entry.components:
         own_columns = [
-            k for k, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in component.predicates)
+            k for k, name in enumerate(names) if any(matches_pattern(name, pattern) for pattern in component.predicates)
         ]
         # `match` has two groups: a pattern of body names, and the least share by which the body must be open.
         for match in map(OPENING.fullmatch, component.predicates):
@@ -93,7 +93,9 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
                 continue
             # A condition on an opening, such as a drawer's, is a predicate, too. Append a column for each body.
             bodies, opening = batch.opening.episode_poses(episode)
-            opening_columns = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), match[1])]
+            opening_columns = [
+                k for k, body in enumerate(bodies) if matches_pattern(batch.body_label(int(body)), match[1])
+            ]
             if not opening_columns:
                 return EpisodePhases(reason=write_reason(NO_OPENING, match[1]), changes=changes)
             own_columns += range(len(holds), len(holds) + len(opening_columns))

@@ -21,7 +21,7 @@ from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.specs.loader import extend_library, is_built_in, set_thresholds
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
-from safevla_bench.tasks import check_suites, confined_reason, inactive_reason, loader
+from safevla_bench.tasks import add_suite_names, check_suites, confined_reason, inactive_reason, loader
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.tasks.reasons import CAPABILITIES, SOME_PHASES, write_reason
 from safevla_bench.text import append_unit, count_noun, display_unit, format_compact
@@ -470,6 +470,7 @@ def load_ruleset(
         thresholds=tuple(thresholds),
     )
     combined_registry = loader.load_registry(tuple(registry_files))
+    combined_library = add_suite_names(combined_library, combined_registry)
     return Ruleset(
         library=combined_library,
         registry=combined_registry,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -35,6 +34,7 @@ from safevla_bench.signals.signal import (
     format_call,
     unit_quaternions,
 )
+from safevla_bench.text import matches_pattern
 from safevla_bench.trajectory.batch import Poses
 from safevla_bench.trajectory.geometry import PoseTrack
 from safevla_bench.trajectory.header import ROBOT, ROLES
@@ -623,7 +623,7 @@ def _matches_place(fields: RecordFields, body: Ints, place: str) -> Bools:
     batch = fields.batch
     if place in ROLES:
         return np.asarray(batch.body_role[body] == ROLES.index(place))
-    return np.array([fnmatchcase(batch.body_label(int(index)), place) for index in body], dtype=np.bool_)
+    return np.array([matches_pattern(batch.body_label(int(index)), place) for index in body], dtype=np.bool_)
 
 
 def _read_poses(fields: RecordFields, poses: Poses, body: Ints, episode: int) -> Floats:
@@ -661,7 +661,7 @@ def _find_chosen_bodies(fields: RecordFields, place: str, episode: int) -> set[i
     table = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
     if place in ROLES:
         return {body for body in table if batch.body_role[body] == ROLES.index(place)}
-    return {body for body in table if fnmatchcase(batch.body_label(body), place)}
+    return {body for body in table if matches_pattern(batch.body_label(body), place)}
 
 
 def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:

@@ -25,7 +25,7 @@ from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier, i
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.units import is_unit, parse_unit
-from safevla_bench.text import get_logger, suggest_names
+from safevla_bench.text import append_unit, get_logger, suggest_names, warn_once
 
 _READINGS = ("paper-text", "paper-as-run", "net-force")
 _FURTHER_LIBRARIES = ("metaworld", "real-robot", "events", "impulse", "person", "handling", "coordination")
@@ -351,14 +351,25 @@ def _replace_rows(
         if spec_id not in by_id:
             remedy = suggest_names(spec_id, by_id, "to replace")
             raise origin.make_error(f"there is no {spec_id!r} to replace", field="spec_id", remedy=remedy)
+        if by_id[spec_id][1].file == origin.file:
+            problem = f"{spec_id} is replaced twice"
+            raise origin.make_error(problem, field="replace", remedy="write all changes of it in one table")
         row = {**by_id[spec_id][0], **change}
         threshold = row.get("threshold")
         # A changed threshold changes the id, except in built-in libraries, whose files state the ids.
         if not is_built_in and isinstance(threshold, int | float) and threshold != old_thresholds[spec_id]:
+            warn_of_scale(spec_id, old_thresholds[spec_id], threshold, str(row.get("unit", "")))
             suffix = id_suffix(threshold, str(row.get("unit", "")))
             row |= {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
         by_id[spec_id] = row, origin.with_subject(spec_id)
     return by_id.values()
+
+
+def warn_of_scale(spec_id: str, old: object, new: float, unit: str) -> None:
+    """Warn if a new threshold differs from the old one by a factor over 10, perhaps because it is in another unit."""
+    if isinstance(old, int | float) and not old / 10 <= new <= 10 * old:
+        limits = " to ".join(append_unit(f"{value:g}", unit.removeprefix("1")) for value in (old, new))
+        warn_once(f"{spec_id}: the limit changes from {limits}; numbers in a file have the specification's unit")
 
 
 def id_suffix(threshold: float, written_unit: str) -> str:

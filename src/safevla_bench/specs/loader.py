@@ -91,15 +91,10 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
         problem = "the file is a complete library"
         raise origin.make_error(problem, field="based_on", remedy="pass this file with --library")
     name = f"{base.name}+{path.stem}"
-    if source.limits:
-        base = replace(_set_limits(base, source), name=name)
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
     # `scoring_content` is everything that decides how a specification is judged.
     base_content = {spec.spec_id: scoring_content(spec) for spec in base}
     new_specs = tuple(spec for spec in added if base_content.get(spec.spec_id) != scoring_content(spec))
-    # If the file has limits, `base` already has these limits and the new name here.
-    if not new_specs:
-        return base
     # `legacy` maps older ids to current ids.
     new_legacy = {old: spec_id for old, spec_id in added.legacy.items() if base.legacy.get(old) != spec_id}
     for spec_id in (*(spec.spec_id for spec in new_specs), *new_legacy):
@@ -107,7 +102,10 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
             remedy = "choose another id, or state the change as a [[replace]] in a library with based_on"
             problem = f"library {base.name!r} already has a specification with that id"
             raise origin.with_subject(spec_id).make_error(problem, field="spec_id", remedy=remedy)
-    return Library(name, (*base.specs, *new_specs), {**base.legacy, **new_legacy}, added.vocabulary)
+    if new_specs:
+        base = Library(name, (*base.specs, *new_specs), {**base.legacy, **new_legacy}, added.vocabulary)
+    # Limits may also be for the file's own specifications, as in a complete library.
+    return replace(_set_limits(base, source), name=name) if source.limits else base
 
 
 @cache
@@ -154,12 +152,20 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     # Returns the library with the thresholds of the source's `[[limits]]`.
     # Each limit gives a new threshold for a specification.
     # If a limit names suites (groups of tasks), only these suites get the new threshold.
+    changed_ids = set[str]()  # specifications whose limit this file changed in all suites
     for limit, origin in source.limits:
         try:
+            old = base[limit.spec_id]
+            if old.spec_id in changed_ids and limit.threshold != old.threshold and not limit.suites:
+                problem = f"the file gives two limits: {old.threshold:g} and {limit.threshold:g}"
+                raise SpecError(problem, remedy="keep one of them, or write `suites`")
+            file_formats.warn_of_scale(old.spec_id, old.threshold, limit.threshold, old.unit)
             changed = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
             if limit.suites:
                 suites = tuple(map(spell_suite, limit.suites))
-                changed = _confine_limit(base, changed, base[limit.spec_id].spec_id, suites)
+                changed = _confine_limit(base, changed, old.spec_id, suites)
+            else:
+                changed_ids.add(changed.specs[base.specs.index(old)].spec_id)
             base = changed
         except SpecError as error:
             raise origin.make_error(error.problem, field="limits", remedy=error.remedy) from None
@@ -211,7 +217,10 @@ def _make_spec(draft: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
         "formula": syntax.substitute_threshold(formula, threshold),
         "alternate_of": draft.alternate_of,
     }
-    return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked_values}, **checked_values)
+    try:
+        return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked_values}, **checked_values)
+    except FormulaError as error:  # the unit does not suit the placeholder that replaced the number of a JSON row
+        raise origin.make_error(error.problem, field="unit", remedy=error.remedy) from None
 
 
 def _parse_formula(draft: file_formats.SpecDraft) -> syntax.Formula:
@@ -416,6 +425,9 @@ def set_limit(
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
             remedy = "choose a specification with a numeric threshold"
             raise SpecError(f"{spec_id} has no threshold to set", remedy=remedy)
+        if _threshold_id(spec, threshold) in library:
+            problem = f"library {library.name!r} already has {_threshold_id(spec, threshold)}"
+            raise SpecError(problem, remedy="leave out the change, or rename the other specification")
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),

@@ -198,7 +198,7 @@ class _UnitCheck:
             case syntax.Number(_, unit):
                 return parse_unit(unit)[1] if unit else None
             case syntax.Threshold():
-                return None if self.threshold is None else parse_unit(self.threshold)[1]
+                return None if self.threshold is None else self._find_threshold_unit(self.threshold)
             case syntax.Negate(child):
                 return self._find_unit(child)
             case syntax.Arithmetic("+" | "-", left, right):
@@ -209,6 +209,15 @@ class _UnitCheck:
                     return None
                 # A literal factor without a unit is a pure number. Division subtracts the powers of the units.
                 return (first or ONE).times(second or ONE, 1 if operator == "*" else -1)
+
+    def _find_threshold_unit(self, text: str) -> Unit:
+        # Return the unit of the placeholder `threshold`.
+        # Raise an error for a unit such as mm: the threshold's number replaces the placeholder without a conversion.
+        scale, unit = parse_unit(text)
+        if scale != 1:
+            remedy = f"convert the threshold to {str(unit)!r}, and write this unit"
+            raise FormulaError(f"the unit of `threshold` is {text!r}, but formulas use {str(unit)!r}", remedy=remedy)
+        return unit
 
     def _find_common_unit(self, left: syntax.Expression, right: syntax.Expression, parent: syntax.Node) -> Unit | None:
         # Return the unit of both sides; None if neither has one. If units differ, raise an error that quotes `parent`.

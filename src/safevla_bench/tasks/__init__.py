@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
+from safevla_bench.errors import SpecError
 from safevla_bench.specs.loader import load_library
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library, Spec, is_confined
 from safevla_bench.tasks.entries import Registry, TaskEntry
 from safevla_bench.tasks.reasons import INVALID_WITH, NEEDS, OTHER_LIMIT, OTHER_SUITES, write_reason
 from safevla_bench.text import spell_suite, warn_once
-from safevla_bench.trajectory.marks import LOG_BENCHMARK
+from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 
 def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
@@ -30,7 +32,7 @@ def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
 
 def confined_reason(spec: Spec, suite: str) -> str:
     """Return why the limit of a specification does not apply in `suite`; "" if the limit applies."""
-    spelled = spell_suite(suite)
+    spelled = spell_suite(base_suite(suite))
     # In the suites `except_suites`, another limit replaces this limit.
     if spelled in spec.except_suites:
         return write_reason(OTHER_LIMIT, suite)
@@ -38,6 +40,26 @@ def confined_reason(spec: Spec, suite: str) -> str:
     if spec.suites and spelled not in spec.suites:
         return write_reason(OTHER_SUITES, *spec.suites)
     return ""
+
+
+def add_suite_names(library: Library, registry: Registry) -> Library:
+    """Return the library in which limits for a suite also list the suite's other names: libero-long for libero-10."""
+    # Raises `SpecError` for two limits of a specification for the same suite.
+
+    def list_names(suites: tuple[str, ...]) -> tuple[str, ...]:
+        chosen = set(map(registry.canonical_suite, suites))
+        names = (name for name in registry.benchmarks if registry.canonical_suite(name) in chosen)
+        return tuple(dict.fromkeys([*suites, *map(spell_suite, names)]))
+
+    if not any(map(is_confined, library)):
+        return library
+    names = ((spec, list_names(spec.suites), list_names(spec.except_suites)) for spec in library)
+    specs = tuple(replace(spec, suites=suites, except_suites=others) for spec, suites, others in names)
+    limited = [(spec.spec_id.partition("@")[0], suite) for spec in specs for suite in spec.suites]
+    if repeated := [f"{spec_id} in {suite}" for spec_id, suite in limited if limited.count((spec_id, suite)) > 1]:
+        remedy = "write each limit once, with all its suites"
+        raise SpecError(f"two limits for the same suite: {', '.join(dict.fromkeys(repeated))}", remedy=remedy)
+    return replace(library, specs=specs)
 
 
 def check_suites(library: Library, registry: Registry) -> None:

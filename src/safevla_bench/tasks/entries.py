@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -104,10 +104,11 @@ class TaskEntry:
         # A task has a template or components.
         return self.template or " + ".join(part.template for part in self.components)
 
-    def matches_task(self, benchmark: str, name: str) -> bool:
-        """Return whether the task with this name belongs to this family."""
+    def matches_task(self, benchmark: str, *names: str) -> bool:
+        """Return whether the task with these names belongs to this family."""
         # A pattern may contain wildcards, such as `*`.
-        return benchmark == self.benchmark and any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        matches = (fnmatchcase(name, pattern) for name in names for pattern in self.patterns)
+        return benchmark == self.benchmark and any(matches)
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,9 +147,9 @@ class Registry:
         varied = self.tasks.get((benchmark, self._base_task_id(benchmark, task_id)))
         if varied is not None:
             return replace(varied, task_id=task_id, instruction=None)
-        name = self._host_task_name(benchmark, task_id)  # families match the host's names, not ids such as `task_3`
+        name = self._host_task_name(benchmark, task_id)  # families match the host's names and ids such as `task_3`
         for family in self.families:
-            if family.matches_task(benchmark, name):
+            if family.matches_task(benchmark, name, task_id):
                 # LIBERO's task names contain the instruction, as in KITCHEN_SCENE2_open_the_top_drawer.
                 scene_prefix = _SCENE_PREFIX.match(name)
                 instruction = name[scene_prefix.end() :].replace("_", " ") if scene_prefix else None
@@ -175,9 +176,9 @@ class Registry:
         return task_id.partition("/")[0] if suite and suite.same_tags_as else task_id
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return an entry for a task of a robot's log, with the capabilities of logs. The part of the id before the
-        first slash names the template, whose tags the entry has. Without such a template, the entry has no tags.
-        """
+        # Return an entry for a task of a robot's log, with the capabilities of logs.
+        # The part of the id before the first slash names the template, whose tags the entry has.
+        # Without such a template, the entry has no tags.
         name, slash, _ = task_id.partition("/")
         template = self.templates.get(name)
         # An id without a slash may be any name, but the part before a slash should be a template.
@@ -221,6 +222,36 @@ class Registry:
         # Two spellings of a name, such as libero-goal and libero_goal, are one suite.
         return [label for suite, label in changed if spell_suite(suite) in base_suites]
 
+    def list_unused(self, base: Registry, tasks: Iterable[tuple[str, str]]) -> dict[str, tuple[list[str], list[str]]]:
+        """Find the suites for which this registry adds entries to `base` that are not used by `tasks`."""
+        # Map each suite to the ids of its added entries, and to the ids of the tasks that have an entry of `base`.
+        # These are all tasks if no added entry is used, else those that an added family matches.
+        families = [family for family in self.families if family not in base.families]
+        added = [*(entry for key, entry in self.tasks.items() if base.tasks.get(key) != entry), *families]
+        added_ids: dict[str, list[str]] = {}
+        for entry in added:
+            added_ids.setdefault(self.canonical_suite(entry.benchmark), []).append(entry.task_id)
+        # For each suite: the tasks that have an entry of `base`. `used` has the suites in which some task has not.
+        base_ids: dict[str, list[str]] = {}
+        used = set[str]()
+        for benchmark, task_id in tasks:
+            suite = self.canonical_suite(self.find_suite(benchmark))
+            try:
+                has_base_entry = base.find_entry(benchmark, task_id) == self.find_entry(benchmark, task_id)
+            except UnknownTaskError:
+                has_base_entry = False
+            if has_base_entry and suite in added_ids:
+                base_ids.setdefault(suite, []).append(task_id)
+            elif not has_base_entry:
+                used.add(suite)
+        for suite in used & base_ids.keys():
+            base_ids[suite] = [
+                task_id
+                for task_id in base_ids[suite]
+                if any(family.matches_task(suite, self._host_task_name(suite, task_id), task_id) for family in families)
+            ]
+        return {suite: (added_ids[suite], ids) for suite, ids in base_ids.items() if ids}
+
     def check_benchmark(self, benchmark: str | None) -> list[str]:
         """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` is unknown (and not None)."""
         # A suite may have tasks without being declared as a benchmark, as in the paper's JSON rows.
@@ -237,8 +268,7 @@ class Registry:
         name = base_suite(name)
         if name in self.benchmarks:
             return name
-        suites = (*self.benchmarks, *(suite for suite, _ in self.tasks))
-        return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
+        return match_spelling(name, (*self.benchmarks, *(suite for suite, _ in self.tasks)))
 
     def canonical_suite(self, name: str) -> str:
         """Return the one name of suites with the same tasks, in any spelling: libero-10 for libero_10 and libero-long.
@@ -386,6 +416,11 @@ class Registry:
 
 
 _MOST_TEMPLATES = 20  # limit on the number of tasks in the TOML of an error
+
+
+def match_spelling(name: str, suites: Iterable[str]) -> str:
+    """Return the suite whose name is a spelling of `name`, such as libero-goal for libero_goal, or else `name`."""
+    return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:

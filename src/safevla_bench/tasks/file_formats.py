@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Annotated, TypeVar
@@ -112,6 +112,7 @@ def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[Row
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in named_rows)
 
 
+Row = TypeVar("Row", TaskRow, TaskFamilyRow, PaperTaskRow)
 Named = TypeVar("Named", entries.Benchmark, entries.CapabilitySet, entries.TaskTemplate)
 
 
@@ -157,7 +158,7 @@ class EntryReader:
     capability_sets: Mapping[str, entries.CapabilitySet]
 
     def read_tags(
-        self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
+        self, names: Collection[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
         """Return the names of tags as a set. If `capability` is true, all tags must be capability tags; otherwise, none
         may be a capability tag. Raises `RegistryError`, which names `key`, for an unknown tag or a tag of wrong class.
@@ -171,6 +172,9 @@ class EntryReader:
                 problem = f"{name!r} is of class {self.tags[name].kind}"
                 remedy = "use capability tags for hosts, and all other tags for tasks"
                 raise origin.make_error(problem, field=key, remedy=remedy)
+        if {"spillable", "non_spillable"} <= {*names}:
+            remedy = "if one object can spill, leave out non_spillable"
+            _log.warning("%s: both spillable and non_spillable, so tilt is not judged; %s", origin.subject, remedy)
         return frozenset(names)
 
     def check_tables(self, source: RegistrySource) -> None:
@@ -197,15 +201,21 @@ class EntryReader:
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
-            task = convert_row(table, TaskRow, origin)
+            task = self._spell_benchmark(convert_row(table, TaskRow, origin))
             yield replace(self._make_entry(task, task.task_id, origin), instruction=task.instruction)
         for number, table in enumerate(source.tables.families):
             origin = source.origin.with_subject(_row_subject(table, f"families[{number}]"))
-            family = convert_row(table, TaskFamilyRow, origin)
+            family = self._spell_benchmark(convert_row(table, TaskFamilyRow, origin))
             # A family has no task id, so the joined patterns replace it.
             yield replace(self._make_entry(family, " | ".join(family.patterns), origin), patterns=family.patterns)
         for origin, paper in source.rows:
-            yield self._make_paper_entry(paper, origin)
+            yield self._make_paper_entry(self._spell_benchmark(paper), origin)
+
+    def _spell_benchmark(self, row: Row) -> Row:
+        # Return the row with the known benchmark of which the row's benchmark is a spelling, if there is one.
+        if row.benchmark in self.benchmarks:
+            return row
+        return msgspec.structs.replace(row, benchmark=entries.match_spelling(row.benchmark, self.benchmarks))
 
     def _make_entry(self, row: MechanismRow, task_id: str, origin: RowOrigin) -> entries.TaskEntry:
         # Returns the entry of a TOML row. `task_id` is the id of a task, or the joined patterns of a family.
@@ -256,10 +266,10 @@ class EntryReader:
         own_tags: frozenset[str],
         origin: RowOrigin,
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
-        """Return the components, and all tags of the mechanism: the tags of the template or of all components, and the
-        task's `own_tags`. If a row of the paper's schema states task tags, an unknown template is only logged and adds
-        no tags, because the row may come from other software.
-        """
+        # Return the components, and all tags of the mechanism.
+        # These are the tags of the template or of all components, and the task's `own_tags`.
+        # If a row of the paper's schema states task tags, an unknown template is only logged and adds no tags.
+        # Such a row may come from other software.
         if (row.template is None) == (not row.components):  # template and components are both missing or both given
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
@@ -272,7 +282,8 @@ class EntryReader:
             else:
                 check_known(name, self.templates, key, "templates", origin)
         for predicate in (text for component in component_rows for text in component.predicates):
-            if predicate.startswith("opening of ") and not entries.OPENING.fullmatch(predicate):
+            match = entries.OPENING.fullmatch(predicate)
+            if predicate.startswith("opening of ") and not (match and float(match[2]) <= 1):
                 remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
                 raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         # A template that is only logged above has no tags.

@@ -88,7 +88,9 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
         for source, source_entries in entries_by_source.items()
     }
     # An empty base, `{}`, lets sources replace the tasks of `base`, but not each other's tasks.
-    tasks = {**base.tasks, **_merge_named("task", {}, sources, tasks_by_source.__getitem__)}
+    new_tasks = _merge_named("task", {}, sources, tasks_by_source.__getitem__)
+    # An entry of a suite is also the entry under the suite's other names, unless these have an entry of their own.
+    tasks = {**base.tasks, **new_tasks, **_rename_entries(new_tasks, suites), **new_tasks}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A suite's own entry for a task replaces the entry that the suite repeats from another suite.
     # The first `tasks` determines the order, and the last `tasks` overwrites the repeated entries.
@@ -113,6 +115,20 @@ def _merge_named(
                 raise source.origin.make_error(f"{noun} {shown} already exists", remedy="rename or remove one of them")
             merged[name] = value
     return merged
+
+
+def _rename_entries(
+    tasks: Mapping[tuple[str, str], TaskEntry], suites: Mapping[str, Benchmark]
+) -> dict[tuple[str, str], TaskEntry]:
+    # Returns (suite, task id) -> entry, for all names of the suites that have an entry in `tasks`.
+    # `first_names` maps a suite to the first of its names, such as libero-long to libero-10.
+    first_names = {name: suite.same_tasks_as or name for name, suite in suites.items()}
+    return {
+        (name, task_id): replace(entry, benchmark=name)
+        for (benchmark, task_id), entry in tasks.items()
+        for name, first_name in first_names.items()
+        if first_name == first_names.get(benchmark)
+    }
 
 
 def _repeat_entries(

@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -206,6 +207,23 @@ def test_a_recording_of_lerobot_eval_says_by_its_place_which_task_it_is_of_and_w
     (alone,) = {take.task_id for take in read_demonstrations(dataset(tmp_path / "recordings" / "libero_goal_7"))}
     assert alone == "task_7"
     assert read_demonstrations(dataset(tmp_path / "libero_goal_7"))[0].init_state_index is None
+
+
+def test_a_recording_of_lerobot_eval_that_lacks_episodes_or_environments_has_no_wrong_starts(tmp_path, caplog):
+    for number in range(3):
+        dataset(tmp_path / "recordings" / "libero_10_3" / f"env_{number}")
+    folder = tmp_path / "recordings" / "libero_10_3" / "env_2"
+    data = folder / "data" / "chunk-000"
+    (data / "file-000.parquet").unlink()  # the first episode, and the beginning of the second
+    kept = pq.read_table(data / "file-001.parquet")
+    pq.write_table(kept.filter(pc.equal(kept["episode_index"], 2)), data / "file-001.parquet")
+    assert [(take.name, take.init_state_index) for take in read_demonstrations(folder)] == [
+        ("libero_10_3/env_2/episode_000002", 8)
+    ]
+    shutil.rmtree(tmp_path / "recordings" / "libero_10_3" / "env_0")
+    (take,) = read_demonstrations(folder)
+    assert (take.init_state_index, take.task_id) == (None, None)
+    assert "env_0, env_1" in caplog.text
 
 
 def test_a_dataset_that_lacks_episodes_is_replayed_in_part_with_a_warning(tmp_path, caplog):

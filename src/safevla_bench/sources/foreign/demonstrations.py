@@ -264,8 +264,17 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
         return
     # `environment_text` is the number K of the environment; None = there is only one.
     recording_path, suite, task, environment_text = match.groups()
-    environment_count = len(list(folder.parent.glob("env_*"))) if environment_text else 1
-    for number, episode in enumerate(episodes):
+    # All environments must be there, because their number determines the initial states.
+    numbers = {path.name.removeprefix("env_") for path in folder.parent.glob("env_*")} if environment_text else {"0"}
+    environment_count = len(numbers)
+    if numbers != set(map(str, range(environment_count))):
+        remedy = "copy the whole recording to replay these episodes from their initial states"
+        warn_once(str(folder), f"folders of other environments (env_0, env_1, …) are missing; {remedy}")
+        yield from episodes
+        return
+    for episode in episodes:
+        # The number counts recorded episodes, of which some may be missing. The name is `episode_NUMBER`.
+        number = int(episode.name.rpartition("_")[2])
         # Environments run in parallel: environment `K` has the initial states `K`, `K + environment_count`, and so on.
         init_state = int(environment_text or 0) + number * environment_count
         yield replace(
