@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import zmq
@@ -172,13 +174,24 @@ class Gr00tServer:
     """A REP socket that answers as GR00T's policy server does, until it is closed; `b""` from `answer` hangs up."""
 
     def __init__(
-        self, answer: Callable[[str, dict], object], token: str | None = None, codec: Codec = GR00T, mark: bytes = b""
+        self,
+        answer: Callable[[str, dict], object],
+        token: str | None = None,
+        codec: Codec = GR00T,
+        mark: bytes = b"",
+        url: str = "tcp://127.0.0.1:*",
     ) -> None:
         self.calls: list[str] = []
         self._answer, self._token, self._codec, self._mark = answer, token, codec, mark
         self._socket = zmq.Context.instance().socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        while True:
+            try:
+                self._socket.bind(url)
+                break
+            except zmq.ZMQError:  # ZeroMQ may still be closing the socket that had this address
+                time.sleep(0.02)
+        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._running = True
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -215,10 +228,8 @@ class Gr00tServer:
         self._socket.close(linger=0)
 
 
-def gr00t(
-    answer: Callable[[str, dict], object], token: str | None = None, codec: Codec = GR00T, mark: bytes = b""
-) -> closing[Gr00tServer]:
-    return closing(Gr00tServer(answer, token, codec, mark))
+def gr00t(answer: Callable[[str, dict], object], *arguments: Any, **settings: Any) -> closing[Gr00tServer]:
+    return closing(Gr00tServer(answer, *arguments, **settings))
 
 
 def gr00t_modalities(

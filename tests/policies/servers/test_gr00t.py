@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
+
 import numpy as np
 import pytest
 import zmq
@@ -85,8 +88,29 @@ def test_a_server_that_is_not_there_is_unreachable():
 
 @pytest.mark.parametrize(("address", "allowed"), [("tcp://[::1]:5555", 1), ("tcp://localhost:5555", 0)])
 def test_zeromq_is_told_of_an_ipv6_address(address, allowed):
-    with client("gr00t", address).model._open_socket() as opened:
-        assert opened.getsockopt(zmq.IPV6) == allowed
+    with closing(client("gr00t", address).model) as model:
+        model._socket = model._open_socket()
+        assert model._socket.getsockopt(zmq.IPV6) == allowed
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_server_that_went_away_is_noticed_at_once_even_if_another_took_its_place(is_restarted):
+    with gr00t(strict) as server:
+        policy = client("gr00t", server.url, replan="1", timeout_s="60")
+        policy.reset(TASK, 0)
+        policy.act(observe())
+    url = server.url if is_restarted else "tcp://127.0.0.1:*"
+    with closing(policy), gr00t(strict, url=url), pytest.raises(ServerLostError, match="closed the connection"):
+        policy.act(observe())
+
+
+def test_a_server_that_is_busy_has_the_time_of_an_answer():
+    def ping(data):
+        time.sleep(1)
+        return {"status": "ok"}
+
+    with gr00t(strict_but(ping=ping)) as server, playing("gr00t", server.url, connect_timeout_s="0.5") as policy:
+        assert policy.act(observe()).shape == (7,)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,15 @@ def test_a_server_that_is_not_there_is_named_with_its_address_and_what_to_do():
     assert "connect_timeout_s=300" in caught.value.remedy
 
 
+def test_a_server_that_is_busy_has_the_time_of_an_answer():
+    """openpi's server answers no handshake while another worker's request compiles the model."""
+    busy = {"process_request": lambda peer, request: time.sleep(1)}
+    with websockets(openpi(lambda request, number: chunk(5)), **busy) as server:
+        assert ask(server.url, connect_timeout_s="0.5").shape == (7,)
+        with pytest.raises(ServerUnreachableError, match="but gives no answer within timeout_s=0"):
+            ask(server.url, connect_timeout_s="0.5", timeout_s="0.5")
+
+
 def refusing(status: int):
     return websockets(lambda connection: None, process_request=lambda peer, _: peer.respond(status, "no\n"))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedErro
 from safevla_bench.policies.servers import endpoint
 from safevla_bench.policies.servers.codecs import MAX_VALUES, OPENVLA
 from safevla_bench.policies.servers.dialects import load_dialect
+from safevla_bench.policies.servers.openvla import exchange
 from safevla_bench.policies.servers.transforms import crop_center
 
 FRAMES = json.loads((Path(__file__).parents[2] / "cases" / "openvla_frames.json").read_text())
@@ -252,6 +255,17 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
 
     with raw(turn) as address, pytest.raises(ServerLostError, match=r"0\.3 s"):
         play(address, timeout_s="0.3")
+
+
+@pytest.mark.parametrize("connect_s", [0.3, 0.7])
+def test_the_time_limit_holds_for_connection_and_answer_together(connect_s, monkeypatch):
+    connect_at_once = HTTPConnection.connect
+    connect_late = lambda connection: (time.sleep(connect_s), connect_at_once(connection))  # noqa: E731
+    monkeypatch.setattr(HTTPConnection, "connect", connect_late)
+    began = time.monotonic()
+    with raw(silent) as address, pytest.raises(ServerLostError, match=r"no answer for 0\.5 s"):
+        exchange(f"http://{address}", "GET", "/", 0.5)
+    assert time.monotonic() - began < max(connect_s, 0.5) + 0.2
 
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):

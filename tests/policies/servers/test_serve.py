@@ -174,6 +174,41 @@ def test_a_policy_sees_upright_images_and_the_pose_that_the_client_s_host_gave()
     np.testing.assert_allclose(received.gripper_qpos, observed.gripper_qpos)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "camera", "size"),
+    [
+        ("openpi-maniskill-rgb", "base_camera", 7),
+        ("openpi-robocasa", "robot0_agentview_left", 12),
+        ("openpi-metaworld", "corner2-near", 4),
+    ],
+)
+def test_a_policy_sees_and_does_the_same_in_each_dialect(dialect, camera, size):
+    class Sees(Looks):
+        wants = Wants((camera,), (64, 64))
+
+        def act(self, observation):
+            self.log.append(observation)
+            return np.linspace(-0.5, 0.5, size)
+
+    image = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+    turned = np.array([0.5, 0.5, -0.5, 0.5])
+    base = {"base_pos_m": np.array([5.0, 6.0, 7.0]), "base_quat_wxyz": np.array([0.0, 0.0, 0.0, 1.0])}
+    observed = observe(images={camera: image}, eef_quat_wxyz=turned, **base)
+    looks = Sees()
+    with served(lambda: looks) as url:
+        arguments = {"dialect": dialect, **ask_arguments(f"openpi:{url}", {"dialect": dialect})}
+        with closing(client("openpi", url, **arguments)) as far:
+            far.connect(TASK)
+            assert far.wants == Sees.wants
+            far.reset(TASK, 0)
+            np.testing.assert_array_equal(far.act(observed), np.linspace(-0.5, 0.5, size))
+    received = looks.log[1]
+    np.testing.assert_array_equal(received.images[camera], image)
+    np.testing.assert_allclose(received.eef_pos_m, observed.eef_pos_m)
+    np.testing.assert_allclose(received.eef_quat_wxyz, turned)
+    np.testing.assert_allclose(received.gripper_qpos, observed.gripper_qpos)
+
+
 @pytest.mark.parametrize("quat", [[1, 0, 0, 0], [0, 0, 1, 0], [-0.5, 0.5, 0.5, 0.5], [0.1, 0.7, -0.7, 0.1]])
 def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
     unit = np.array(quat) / np.linalg.norm(quat)
@@ -395,11 +430,24 @@ def test_an_address_that_is_taken_is_an_error(monkeypatch):
         assert cli.run_command_line(["serve", "--policy", "noop", "--port", port]) == 2
 
 
-def test_what_a_served_policy_gives_that_is_not_an_action_is_an_invalid_action_of_its_client():
-    def make():
-        policy = make_policy("noop")
-        policy.act = lambda observation: np.zeros(7, bool)
-        return policy
-
-    with served(make) as url, pytest.raises(InvalidActionError, match="dtype bool"):
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (np.zeros(7, bool), "dtype bool"),
+        (np.zeros((0, 7)), "without an action"),
+        ([[0.0] * 7, [0.0] * 6], "not an array"),
+        (np.zeros((1, 8, 7)), "not an array"),
+        (0.5, "not an array"),
+        ({"actions": np.zeros(7)}, "dtype object"),
+    ],
+)
+def test_what_a_served_policy_gives_that_is_not_an_action_is_an_invalid_action_of_its_client(answer, reason):
+    make = lambda: adopt_object("mine", SimpleNamespace(act=lambda observation: answer))  # noqa: E731
+    with served(make) as url, pytest.raises(InvalidActionError, match=reason):
         act(url)
+
+
+def test_copies_that_are_one_object_are_refused():
+    policy = SimpleNamespace(act=lambda observation: np.zeros(7))
+    with pytest.raises(PolicyError, match="are one object"):
+        serve.ServedPolicy("mine", lambda: adopt_object("mine", policy), copies=2)

@@ -43,6 +43,12 @@ class Endpoint:
     answer_s: float = ANSWER_S  # timeout for one answer [s]; before the first answer, a server may compile its model
     key: str | None = None
 
+    @property
+    def first_answer_s(self) -> float:
+        # Timeout [s] for the first answer of a server that has accepted a connection.
+        # Such a server exists, but may be busy, for example with another worker's request, which compiles the model.
+        return self.answer_s / len(self.addresses)
+
 
 def parse_endpoint(
     arg: str | None, policy: str, schemes: Sequence[str], port: int, arguments: Mapping[str, str]

@@ -12,7 +12,6 @@ at 626af89). The reply does not show this; only the answer to a flat request doe
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -136,13 +135,12 @@ class Gr00tModel(RemoteModel):
             return error
 
     def _try_connect(self, address: str, until: float) -> str | None:
-        # Ping a server until the monotonic time `until`. Return None if it answers, else the reason for the failure.
-        # ZeroMQ connects even without a server, so only an answer shows that there is one.
+        # Ping a server. Return None if it answers, else the reason for the failure.
+        # The time for the connection is limited by the server's share of the connection timeout, not by `until`.
         self.close()
-        # Each server gets the same share of the time for connecting.
-        self.address, share_s = address, self._endpoint.connect_s / len(self._endpoint.addresses)
+        self.address = address
         try:
-            self.call("ping", timeout_s=max(0.0, min(share_s, until - time.monotonic())))
+            self.call("ping", timeout_s=self._endpoint.first_answer_s)
         except ServerLostError:
             return "no answer to a ping"
         return None
@@ -154,24 +152,36 @@ class Gr00tModel(RemoteModel):
         import zmq
 
         try:
-            socket = self._socket = self._socket or self._open_socket()
-            socket.setsockopt(zmq.SNDTIMEO, round(1000 * seconds))
-            socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
-            is_stray = socket.poll(0) > 0  # an unread message; a REQ socket would drop it, but a DEALER socket does not
-            if not is_stray:
+            if self._socket is None:
+                self._socket = self._open_socket()
+                monitor = self._socket.get_monitor_socket()
+                # The monitor's first event means that the server has accepted the connection.
+                # Each later event means that the connection was lost. ZeroMQ may then have connected to a new server.
+                if not monitor.poll(round(1000 * self._endpoint.connect_s / len(self._endpoint.addresses))):
+                    raise servers.lost_error(self.address, "does not accept the connection")
+                monitor.recv_multipart()
+            socket, monitor = self._socket, self._socket.get_monitor_socket()
+            if socket.poll(0):  # an unread message; a REQ socket would drop it, but a DEALER socket does not
+                raise servers.stray_error(self.address, "sent a message that was not requested")
+            if not monitor.poll(0):
                 socket.send_multipart([b"", message])  # the server expects an empty first part, as from a REQ socket
-                _, *parts = socket.recv_multipart()  # the answer's first part is empty, too
+                poller = zmq.Poller()
+                poller.register(socket, zmq.POLLIN)
+                poller.register(monitor, zmq.POLLIN)
+                poller.poll(round(1000 * seconds))
+            if monitor.poll(0):
+                raise servers.lost_error(self.address, "closed the connection")
+            if not socket.poll(0):
+                raise servers.silent_error(self.address, seconds)
+            _, *parts = socket.recv_multipart()  # the answer's first part is empty, too
+            if len(parts) != 1:
+                raise self.kind_error("sent a message that has several parts")
         except zmq.ZMQError as error:
             self.close()
-            if isinstance(error, zmq.Again):  # a timeout
-                raise servers.silent_error(self.address, seconds) from None
             raise servers.lost_error(self.address, f"is gone: {error}") from None
-        if is_stray:
+        except PolicyError:
             self.close()
-            raise servers.stray_error(self.address, "sent a message that was not requested")
-        if len(parts) != 1:
-            self.close()
-            raise self.kind_error("sent a message that has several parts")
+            raise
         return parts[0]
 
     def _open_socket(self) -> zmq.SyncSocket:
@@ -182,6 +192,7 @@ class Gr00tModel(RemoteModel):
         socket.setsockopt(zmq.LINGER, 0)  # closing discards unsent messages instead of waiting
         socket.setsockopt(zmq.MAXMSGSIZE, servers.MAX_REPLY_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in self.address))  # otherwise ZeroMQ never reaches an IPv6 address
+        socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED, f"inproc://{uuid.uuid4()}")
         socket.connect(self.address)
         return socket
 
@@ -189,6 +200,8 @@ class Gr00tModel(RemoteModel):
         # Close the connection, if there is one. A later call opens a new one.
         socket, self._socket = self._socket, None
         if socket is not None:
+            socket.get_monitor_socket().close(linger=0)
+            socket.disable_monitor()
             socket.close(linger=0)
 
 

@@ -30,7 +30,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import RemoteModel, client_factory
 from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import GR00T_MAIN, OPENPI
-from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
+from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply, RequestEntry
 from safevla_bench.text import get_logger
 
 if TYPE_CHECKING:
@@ -121,22 +121,29 @@ class WebsocketModel(RemoteModel):
         from websockets.sync.client import connect
 
         url = urlsplit(address)  # addresses are complete: they have a host and a port
-        left_s = max(until - time.monotonic(), servers.PAUSE_S)
+        left_s, first_answer_s = max(until - time.monotonic(), servers.PAUSE_S), self._endpoint.first_answer_s
+        try:
+            sock = socket.create_connection((url.hostname or "", url.port or 0), left_s)
+        except OSError as error:
+            return servers.describe_lost_connection(error)
         try:
             connection = connect(
                 address,
-                sock=socket.create_connection((url.hostname or "", url.port or 0), left_s),  # prevents redirects
+                sock=sock,  # prevents redirects
                 additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
                 compression=None,
                 proxy=None,
-                open_timeout=left_s,
+                open_timeout=first_answer_s,
                 close_timeout=1.0,
                 ping_interval=None,  # no pings, because a server does not answer them while it compiles its model
                 max_size=servers.MAX_REPLY_BYTES,
                 logger=_LOG,
             )
+            connection.socket.settimeout(self._endpoint.answer_s)  # also limits the time to send a message
             self._connection = self._open_connections.enter_context(connection)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
+            if isinstance(error, TimeoutError):
+                return f"accepts the connection, but gives no answer within timeout_s={first_answer_s:g}"
             # websockets 17 may raise AssertionError for other servers; later versions raise ValueError for redirects.
             cause = error.__cause__ if isinstance(error, ValueError) else error
             status = cause.response.status_code if isinstance(cause, InvalidStatus) else None
@@ -153,6 +160,8 @@ class WebsocketModel(RemoteModel):
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
             return servers.size_error(self.address)
+        if isinstance(error.__cause__, TimeoutError):  # the server did not read the message in time
+            return servers.silent_error(self.address, self._endpoint.answer_s)
         return servers.lost_error(self.address, f"closed the connection ({servers.describe_lost_connection(error)})")
 
     def _hang_up(self) -> None:
@@ -211,6 +220,12 @@ class OpenpiModel(WebsocketModel):
         self.wants = self.dialect.wants
 
 
+_SERVED_FIELDS = (  # what each request to `safevla serve` has in addition to its images
+    RequestEntry(("observation/state",), state=("eef_pos", "eef_axis_angle", "gripper_qpos")),
+    RequestEntry(("prompt",), text="instruction"),
+)
+
+
 class _ServedGreeting(msgspec.Struct, frozen=True):
     # The greeting of `safevla serve`.
     version: str = msgspec.field(name="safevla-bench")
@@ -223,8 +238,11 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
     def adapt_dialect(self, dialect: Dialect) -> Dialect:
         # Return the dialect with the kind of actions, and the clipping, that the served policy declares.
         # `absolute`: actions are poses, not changes of pose; `clip`: actions are clipped to the host's range.
-        inference = structs.replace(dialect.inference, clip=self.clip)
-        return replace(dialect, wants=replace(dialect.wants, absolute=self.absolute), inference=inference)
+        # The server reads the same images, state and prompt on every host, and sends the gripper in the host's units.
+        inference = structs.replace(dialect.inference, clip=self.clip, flip="180", gripper="raw")
+        images = (structs.replace(field, flip=None) for field in dialect.fields if field.camera)
+        wants = replace(dialect.wants, absolute=self.absolute, extra=())
+        return replace(dialect, wants=wants, fields=(*images, *_SERVED_FIELDS), inference=inference)
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the server's requirements as client arguments. Omit the cameras if the dialect lacks any of them."""

@@ -74,8 +74,8 @@ def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
     """Send one HTTP request with the JSON `body`; return the status and the content of the answer. `address` is the
-    server's URL, to which `path` is added; `seconds` limits the time to connect, and separately the exchange; `key` is
-    sent as `Authorization`. Raises `ServerLostError` without an answer in time, `PolicyError` for too large an answer.
+    server's URL, to which `path` is added; `seconds` limits the time to connect and to exchange; `key` is sent as
+    `Authorization`. Raises `ServerLostError` without an answer in time, `PolicyError` for too large an answer.
     """
     seconds, url = max(seconds, servers.PAUSE_S), urlsplit(address)
     connection_type = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
@@ -84,19 +84,23 @@ def exchange(
     if key:
         headers["Authorization"] = f"Api-Key {key}"
     expired = threading.Event()
+    sock: socket.socket | None = None  # None until the connection is made
 
     def hang_up() -> None:
         # Abort the request. The connection's timeout limits each read; this limits the time of the whole exchange.
         expired.set()
         with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress
+            if sock is not None:
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # closing TLS here would break a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
     try:
+        timer.start()
         connection.connect()
         sock = connection.sock
-        timer.start()
+        if expired.is_set():
+            raise TimeoutError
         connection.request(method, url.path + path, body, headers)
         response = connection.getresponse()
         content = response.read(servers.MAX_REPLY_BYTES + 1)  # one more byte, to detect too much content

@@ -26,7 +26,7 @@ from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import InvalidActionError, Place, PolicyError
 from safevla_bench.interface import policy as interface
-from safevla_bench.interface.policy import Observation, Policy, Wants, to_real_numbers
+from safevla_bench.interface.policy import Action, Observation, Policy, Wants, to_real_numbers
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers.codecs import OPENPI
@@ -67,9 +67,14 @@ class ServedPolicy:
         # `make` makes one copy. `name` and `arguments` only describe the policy; `seed` begins each episode.
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()  # the copies that no client uses
+        made: object = None  # the policy of the last copy or, if the policy wraps a user's object, this object
         for _ in range(copies):
             policy = make()
             self._free.put(policy)
+            former, made = made, getattr(policy, "made", policy)
+            if made is former:
+                problem = f"the copies of the policy {name!r} are one object, so episodes would mix their states"
+                raise PolicyError(problem, remedy="Name a class or a function that makes a policy, or serve one copy.")
             wanted = _find_unservable(policy)
             if wanted is not None:
                 self.close()
@@ -250,16 +255,25 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
         policy.reset(replace(_TASK, instruction=observation.instruction), served.seed)
         while observation is not None:
             start_s = time.perf_counter()
-            chunk = [policy.act(observation)]
-            if isinstance(policy, interface.ChunkingPolicy):
-                chunk += policy.take_rest()  # the other actions that the policy has already computed
-            spent_ms = 1000 * (time.perf_counter() - start_s)
             try:
-                reply: dict[str, object] = {"actions": to_real_numbers(chunk)}
+                chunk = [policy.act(observation)]
+                if isinstance(policy, interface.ChunkingPolicy):
+                    chunk += policy.take_rest()  # the other actions that the policy has already computed
+                reply: dict[str, object] = {"actions": _to_matrix(chunk)}
             except InvalidActionError as error:
                 reply = {INVALID_ACTION: error.problem}
+            spent_ms = 1000 * (time.perf_counter() - start_s)
             connection.send(OPENPI.pack({**reply, "server_timing": {"infer_ms": spent_ms}}))
             observation = _receive_observation(connection, served.wants)
+
+
+def _to_matrix(actions: list[Action]) -> NDArray[np.float64]:
+    # Return the actions as an array [H, A]; raise `InvalidActionError` if any action is not a row of real numbers.
+    with suppress(TypeError, ValueError):  # an action is no array
+        matrix = to_real_numbers(actions)
+        if matrix.ndim == 2:
+            return matrix
+    raise InvalidActionError("an action that is not an array [A] of numbers")
 
 
 def _receive_observation(connection: ServerConnection, wants: Wants) -> Observation | None:
