@@ -37,6 +37,16 @@ def test_a_scene_without_objects_is_at_rest(caplog):
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("height_m", "is_warned"), [(0.5, True), (0.08, True), (0.0999, False)])
+def test_a_ball_that_will_fall_or_jump_is_warned_of_although_it_does_not_move_yet(height_m, is_warned, caplog):
+    """LIBERO's initial states hold objects in the air; a loop without settling begins there."""
+    model, data, objects = throw_ball(0.0)
+    data.qpos[2] = height_m  # the radius is 0.1 m
+    mujoco.mj_forward(model, data)
+    warn_if_moving(model, data, objects, "balls")
+    assert ("ball hangs in the air or overlaps" in caplog.text) == is_warned
+
+
 @pytest.mark.parametrize(
     ("up_m_s", "wait_steps", "rest_steps", "expected"),
     [(0.0, 0, 100, 2), (0.0, 5, 100, 5), (5.0, 5, 0, 5), (5.0, 3, 4, 7)],

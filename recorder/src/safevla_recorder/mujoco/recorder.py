@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _FREE, _SLIDE = 0, 2  # values of MuJoCo's mjtJoint
 RESTING_M_S = 0.05  # an object with at most this speed [m/s] is at rest
+# An object with a larger acceleration [m/s²] falls, or overlaps another body. After settling, LIBERO's and RoboCasa's
+# objects have at most 0.3, and robosuite's at most 7.1, because some still rock.
+FALLING_M_S2 = 8.0
 _log = get_logger(__name__)
 
 
@@ -625,27 +628,37 @@ def settling_steps(
         if step >= wait_steps and slow_steps > 1:
             return
         yield
-        slow_steps = slow_steps + 1 if _fastest_object(model, data, objects)[1] <= RESTING_M_S else 0
+        slow_steps = slow_steps + 1 if _fastest_object(model, data.qvel, objects)[1] <= RESTING_M_S else 0
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Warn of the fastest object if it is faster than 0.05 m/s, because its motion would count as displacement."""
-    # In some of LIBERO's initial states, objects overlap the table. How high they jump depends on MuJoCo's version.
+    """Warn of an object that moves, falls or jumps in record 0, because its motion would count as displacement."""
+    # In LIBERO's initial states, objects hang in the air, and in some they overlap the table.
+    # How high they jump depends on MuJoCo's version.
     # `objects` maps each object's name to the id of its root body. `task_id` is only for the message.
-    name, speed_m_s = _fastest_object(model, data, objects)
+    name, speed_m_s = _fastest_object(model, data.qvel, objects)
     if speed_m_s > RESTING_M_S:
         message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (task %s)"
         _log.warning(message, name, speed_m_s, task_id)
+        return
+    name, acceleration_m_s2 = _fastest_object(model, data.qacc, objects)
+    if acceleration_m_s2 > FALLING_M_S2:
+        message = (
+            "%s hangs in the air or overlaps another body when the episode begins (%.1f m/s^2), and its fall or jump"
+            " will count as displacement; use settling steps (task %s)"
+        )
+        _log.warning(message, name, acceleration_m_s2, task_id)
 
 
-def _fastest_object(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int]) -> tuple[str, float]:
+def _fastest_object(model: mujoco.MjModel, rates: Floats, objects: Mapping[str, int]) -> tuple[str, float]:
     # Return the name and the linear speed [m/s] of the fastest object; ("", 0.0) without objects.
+    # `rates` [nv] is MuJoCo's `qvel`, or `qacc` for the largest acceleration [m/s²] instead.
     # `objects` maps each object's name to the id of its root body.
     speed_of: dict[str, float] = {}
     for name, body in objects.items():
         first_dof = model.body_dofadr[body]
         linear_dofs = min(model.body_dofnum[body], 3)  # the first three velocities of a free joint are linear
-        speed_of[name] = float(np.linalg.norm(data.qvel[first_dof : first_dof + linear_dofs]))
+        speed_of[name] = float(np.linalg.norm(rates[first_dof : first_dof + linear_dofs]))
     if not speed_of:
         return "", 0.0
     fastest = max(speed_of, key=speed_of.__getitem__)
