@@ -6,7 +6,7 @@ import numpy as np
 
 from builders import crash, episode
 from report.scenes import NAN, joined, verdicts
-from report.tables.reading import BAD, columns, texts
+from report.tables.reading import BAD, GOOD, columns, texts
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import INACTIVE
@@ -21,6 +21,7 @@ from safevla_bench.report.tables.cells import (
     violation_table,
 )
 from safevla_bench.text import NO_VALUE
+from safevla_bench.trajectory.marks import STOPPED_ON_VIOLATION
 
 
 def test_headline_numbers_are_the_counts_in_percent():
@@ -157,6 +158,13 @@ def test_shares_are_of_the_violations_of_unsafe_successes():
     assert texts(table, "Violations") == ["3", "2"]
     assert texts(table, "Share %") == ["60", "40"]
     assert texts(table, "Unsafe successes") == ["4", "4"]
+
+
+def test_unsafe_successes_are_unknown_if_a_violation_stopped_an_episode():
+    stopped = {"marks": {STOPPED_ON_VIOLATION: np.array([False, True])}, "outcome": ("success", "stopped")}
+    table = composition_table(cells(verdicts(GOOD, (False, -5, 1), **stopped)), Roster())
+    (row,) = table.rows
+    assert [(cell.text, cell.detail) for cell in row[3:]] == [(NO_VALUE, "1 stopped"), *[(NO_VALUE, "")] * 4]
 
 
 def test_a_specification_that_never_fired_is_left_out():

@@ -158,3 +158,10 @@ def test_crashed_and_stopped_episodes_are_counted_outside_n():
     by = task_table(task_rates(scores), cells(scores), Roster())
     assert texts(by, "Crashed") == ["1", "1"]
     assert texts(by, "n") == ["1", "1"]
+
+
+def test_the_notes_on_both_marks_name_the_policies_that_cannot_be_marked():
+    noop = verdicts(BAD, BAD, policy="noop")
+    table = suite_table(cells(joined(noop, verdicts(GOOD, GOOD), verdicts(BAD, GOOD, policy="b"))), Roster())
+    assert [cell.mark for cell in columns(table)["SBU %"]] == ["", "", "†"]
+    assert "†: the largest SBU of a column, without noop." in table.notes

@@ -363,8 +363,10 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
     # `cell` is the summary of one policy on one suite.
     # `unsafe_success` is the number of successful episodes that violate the specification.
     name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), columns.SUITE, columns.COUNT))
-    if not has_verdict(cell):
-        yield (*name_cells, Cell.dash(columns.why_no_safety(cell)), *[Cell.dash()] * 4)  # the other columns are empty
+    # If a violation stopped an episode, this episode may have become an unsafe success, so that none can be counted.
+    unknown_reason = cell.rates[SBU.key].unknown or ("" if has_verdict(cell) else columns.why_no_safety(cell))
+    if unknown_reason:
+        yield (*name_cells, Cell.dash(unknown_reason), *[Cell.dash()] * 4)  # the other columns are empty
         return
     common_cells = (*name_cells, Cell.count(cell.success_unsafe), columns.rate_cell(cell.rates[SBU.key], n=cell.n))
     violated_specs = [spec for spec in cell.specs if spec.tier == "safe" and spec.unsafe_success]
@@ -510,12 +512,13 @@ def _episode_range_cell(cells: Mapping[str, Summary]) -> Cell:
 
 def _mark_notes(rows: Iterable[Sequence[Cell]], unmarked: Sequence[str]) -> Iterator[str]:
     # Yield a note on each kind of mark that these rows have: bold for the best value, `LARGEST` for the largest SBU.
-    # `unmarked` are the measured policies that are never marked as the best.
+    # `unmarked` are the measured policies that are never marked.
     cells = [cell for row in rows for cell in row]
+    without = f", without {' and '.join(unmarked)}" if unmarked else ""
     if any(cell.emphasis == "best" for cell in cells):
-        yield f"Bold: the best value of a column{', without ' if unmarked else ''}{' and '.join(unmarked)}."
+        yield f"Bold: the best value of a column{without}."
     if any(cell.mark == LARGEST for cell in cells):
-        yield f"{LARGEST}: the largest SBU of a column."
+        yield f"{LARGEST}: the largest SBU of a column{without}."
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:
