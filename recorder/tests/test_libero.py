@@ -235,6 +235,15 @@ def test_an_environment_of_libero_is_known_in_any_wrapper_with_its_task_and_stat
     assert libero.find_libero(object()) is None
 
 
+@pytest.mark.parametrize(("use_delta", "fields"), [(False, {"absolute_actions": True}), (True, {}), (None, {})])
+def test_actions_are_poses_if_the_script_has_switched_the_controller(control, use_delta, fields):
+    """X-VLA's and LeRobot's loops do so after settling. A joint controller has no such attribute."""
+    env = libero.find_libero(control)
+    assert env.header_fields() == {}
+    control.env.robots[0].controller = SimpleNamespace(**({} if use_delta is None else {"use_delta": use_delta}))
+    assert env.header_fields() == fields
+
+
 @pytest.mark.parametrize(
     ("robots", "is_known"),
     [

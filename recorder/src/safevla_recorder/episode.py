@@ -141,6 +141,8 @@ class EpisodeArrays:
         return values
 
 
+ABSOLUTE = "absolute_actions"
+"""Host-specific header field: true if actions are poses in the world instead of changes of pose."""
 FIXTURES = "fixtures"
 """Header field: root body of a fixture -> position [3] in m, quaternion [4] wxyz. Absent if seeds determine them."""
 STATES_SET = "states_set"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder import attachment, identity
-from safevla_recorder.episode import Action, Floats
+from safevla_recorder.episode import ABSOLUTE, Action, Floats
 from safevla_recorder.errors import HostError, get_logger
 from safevla_recorder.identity import TaskIdentity, official_suites
 from safevla_recorder.mujoco import recorder
@@ -170,6 +170,12 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def is_still(self, action: Action) -> bool:
         return not np.any(action[:-1])  # the last number moves the gripper
+
+    def header_fields(self) -> dict[str, object]:
+        # Actions are poses in the world if the script has switched the arm's controller to poses, as X-VLA's does.
+        # Every reset makes a new controller.
+        controller = getattr(self._env.robots[0], "controller", None)
+        return {ABSOLUTE: True} if getattr(controller, "use_delta", True) is False else {}
 
     def target_object(self) -> str | None:
         # Return the name of the first movable object in the goal's predicates; None if they have only fixtures.

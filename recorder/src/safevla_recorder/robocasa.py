@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder import attachment
-from safevla_recorder.episode import Action
+from safevla_recorder.episode import ABSOLUTE, Action
 from safevla_recorder.errors import HostError
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco import recorder
@@ -176,6 +176,10 @@ class RecordableKitchen(attachment.RecordableEnv):
             "ep_meta": episode_meta(kitchen),
         }
         fields: dict[str, object] = {self.host: description}
+        # Actions are poses in the world if the script chose this for the arm's controller.
+        controllers = getattr(getattr(kitchen.robots[0], "composite_controller", None), "part_controllers", {})
+        if getattr(controllers.get("right"), "input_type", None) == "absolute":
+            fields[ABSOLUTE] = True
         if self.versions[ASSETS_ENTRY] != OFFICIAL:
             fields[STANDIN_MARK] = True
         return fields

@@ -122,7 +122,9 @@ class Lab:
     obj_instance_split, use_distractors = "target", False
     lite_physics = True
 
-    def __init__(self, seed=7):
+    def __init__(self, seed=7, input_type="delta"):
+        controllers = {"right": SimpleNamespace(input_type=input_type)}
+        self.robots = [SimpleNamespace(composite_controller=SimpleNamespace(part_controllers=controllers))]
         joints = ["base", "door"]
         model = SimpleNamespace(njnt=2, joint=lambda index: SimpleNamespace(name=joints[index]))
         self.rng = np.random.default_rng(seed)
@@ -206,6 +208,8 @@ def test_the_record_describes_the_kitchen_and_marks_placeholders(versions, asset
         "ep_meta": {"lang": "open it", "layout": 3},
     }
     assert fields.get("standin_assets") == (True if assets == "stand-in" else None)
+    assert "absolute_actions" not in fields
+    assert find_robocasa(Lab(input_type="absolute"), ("open", "drawer")).header_fields()["absolute_actions"] is True
 
 
 def test_resets_seeds_states_and_steps_of_a_kitchen_are_told_until_the_hooks_are_removed(versions):

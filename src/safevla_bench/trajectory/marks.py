@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.episode import ABSOLUTE as ABSOLUTE
 
 PRIVILEGED = "privileged"
 """Host-specific header field: true if the policy saw simulator state that a real robot cannot measure."""
@@ -16,8 +17,6 @@ STANDIN = "standin_assets"
 """Host-specific header field: true if the host used placeholders for its assets."""
 STOPPED_ON_VIOLATION = "stopped_on_violation"
 """Host-specific header field: true if the episode was stopped because it violated a scored specification."""
-ABSOLUTE = "absolute_actions"
-"""Host-specific header field: true if actions are poses in the world instead of changes of pose."""
 
 DRAWN = "drawn_start"
 """Host-specific header field: true if the start was drawn at random instead of taken from the task's initial states."""
