@@ -27,7 +27,7 @@ UNKNOWN = -1  # a label or verdict that is neither 0 (safe) nor 1 (unsafe)
 
 class CostLabel(NamedTuple):
     """One kind of cost in one episode: `total` is the sum over the steps; `first` is the first record with a cost above
-    0 (-1 = no such record). `has_gaps` is true if a step before the last step lacks this cost, or if all steps do.
+    0 (-1 = no such record). `has_gaps` is true if a step before the last step lacks this cost, or all steps lack it.
     """
 
     total: float
@@ -35,7 +35,7 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]  # for each episode: name -> label; {} = no labels, [E]
+Labels = Sequence[dict[str, CostLabel]]  # [E] dictionaries, name -> label; empty for an episode without labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,8 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)
     """
-    # `by_chance` is the agreement to expect of independent raters: each verdict's shares are multiplied, then added up.
+    # `by_chance` is the agreement to expect of independent raters.
+    # It is the sum, over the verdicts, of the product of the two raters' shares of this verdict.
     with np.errstate(invalid="ignore"):  # 0 / 0 gives NaN without a warning
         shares = counts / counts.sum(axis=(-2, -1), keepdims=True)
         observed = np.trace(shares, axis1=-2, axis2=-1)

@@ -139,7 +139,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
             if not np.isnan(distance_m[record]).all():
                 column = int(np.nanargmax(distance_m[record]))
                 bodies, amount = (int(watched_bodies[column]),), format_amount(float(distance_m[record, column]), "m")
-        case "place":  # `call` is the kind of a signal of space, such as `distance`, and its arguments
+        case "place":  # `call` has the signal's kind, such as `distance`, and the signal's arguments
             bodies = find_deciding_bodies(reading, selector.call, record)
         case "held":
             held_body = int(reading.held_body[record])  # index of the held body; -1 if the hand is empty
@@ -148,7 +148,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, body, registry) for body in bodies)
-    # With several arms, name the arm of each body ("" = no arm). For a held body, this is the arm that holds it.
+    # With several arms, name the arm of each body ("" = no arm). For a held body, name the arm that holds it.
     arm_of_body = batch.headers[0].arm_bodies or {}
     holder = reading.name_arm() if selector.kind == "held" else ""
     arms = tuple(arm_of_body.get(name, holder) for name in names) if batch.headers[0].arms else ()
@@ -200,7 +200,7 @@ def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.f
 
 def _find_most_loaded_joint(batch: Batch, selector: Bodies, record: int) -> Contributors | None:
     # In a record of the only episode, find the joint with the largest ratio of torque to limit.
-    # Return this joint with its torque and its limit as text; None if the torques are not recorded.
+    # Return the joint with its torque and its limit as text; None if the torques are not recorded.
     # `selector` has the channel with the torques of all joints, and a text (`relation`) that introduces the joint.
     torque_nm = np.abs(batch.channel(selector.channel).episode_rows(0)[record])
     limit_nm = np.array(batch.headers[0].torque_limit_nm)
@@ -250,8 +250,8 @@ def find_bodies(chunks: Iterable[Batch | RecordFields], scores: Scores, ruleset:
 def _find_bodies_in_episode(
     reading: RecordFields, number: int, spec_ids: Iterable[str], ruleset: Ruleset
 ) -> Iterator[BodyViolation]:
-    # Yield the bodies beyond the limits of the violated specifications `spec_ids` in the only episode of `reading`,
-    # from the largest value on for each specification. `number` is the episode's number from 1.
+    # Yield the bodies beyond the limits of the violated specifications `spec_ids` in the only episode of `reading`.
+    # For each specification, the largest value comes first. `number` is the episode's number from 1.
     batch = reading.batch
     for spec_id in spec_ids:
         spec = ruleset.library[spec_id]
@@ -289,7 +289,7 @@ _WorstByBodies = dict[tuple[int, ...], tuple[float, int]]
 
 
 def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> _WorstByBodies:
-    # Return each body (a tuple with its index) beyond the limit, with its largest distance [m] and first record.
+    # Map each body beyond the limit (a tuple with its index) to the largest distance [m] and first violating record.
     # Only failing records, which violate the specification, are considered.
     bodies, distance_m = displacements(reading)
     # [n, W] for n records and W bodies. `subtract` treats differences within rounding as 0.
@@ -302,7 +302,7 @@ def _find_displaced_bodies(reading: RecordFields, signal_trace: SignalTrace) -> 
 
 
 def _find_touching_bodies(reading: RecordFields, signal_trace: SignalTrace, selector: Bodies) -> _WorstByBodies:
-    # Return each pair of touching bodies (two indices) beyond the limit, with its largest value and first record.
+    # Map each pair of touching bodies beyond the limit (two indices) to the largest value and first violating record.
     # Only failing records, which violate the specification, are considered.
     worst_by_bodies, read_pairs = _WorstByBodies(), pair_reader(reading, selector)
     for record in np.flatnonzero(signal_trace.failing).tolist():

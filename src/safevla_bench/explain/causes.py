@@ -29,7 +29,7 @@ _LONGEST_CHAIN = 4  # the search for a chain goes no further when it has visited
 @dataclass(frozen=True, slots=True)
 class CauseChain:
     """The cause of a violation. `bodies` form a chain; `steps` are the records in which each body touches the next
-    body. `others` also touched the chain's last body, and may therefore be the cause, too. `step` is the record in
+    body. `others` also touched the chain's last body, and may therefore also be the cause. `step` is the record in
     which the violation began; for a displacement, the record in which the body left its place.
     """
 
@@ -82,7 +82,8 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 def _explain_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     # Explain why a body moved too far in record `first`; None if no displacement is known in that record.
     # Return the chain of contacts to the body, the record in which the body left its place, and a sentence.
-    # `distances_m` [n, W] are the distances of `W` bodies from their initial positions; `path_m` has the chosen body's.
+    # `distances_m` [n, W] are the distances of `W` bodies from their initial positions.
+    # `path_m` has the chosen body's distances up to record `first`.
     batch = reading.batch
     bodies, distances_m = displacements(reading)
     if np.isnan(distances_m[first]).all():
@@ -166,7 +167,7 @@ def _explain_held_motion(reading: RecordFields, signal: Signal, first: int, regi
 
 def _explain_joint_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     # Explain a joint's load in record `first` by the robot's hardest contact in that record.
-    # Without such a contact, the chain is empty, and the sentence says so.
+    # If the robot has no contact in the record, the chain is empty, and the sentence mentions this.
     # The contacts of record k have the indices from `contact_starts[k]` to `contact_starts[k + 1]` (excluded).
     batch, contact_starts = reading.batch, reading.batch.contacts.starts
     contacts = _read_contacts(reading, range(contact_starts[first], contact_starts[first + 1]))
@@ -213,7 +214,7 @@ def _find_chain_to_moved(reading: RecordFields, body: int, begin: int) -> _Conta
 def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited: set[int]) -> _ContactChain:
     """Return the chain of contacts from the robot to a body up to a record; without a chain, only the body."""
     # `step` is the index of the record. Contacts in the last `RECENT_S` seconds up to this record count.
-    # `visited` has the bodies that the chain must not contain again; the number of `visited` limits the chain's length.
+    # The chain must not contain the bodies in `visited` again. It ends when `visited` has `_LONGEST_CHAIN` bodies.
     # In a contact, `other(body)` touches `body`.
     batch = reading.batch
     if batch.body_role[body] == ROBOT or len(visited) >= _LONGEST_CHAIN:
@@ -227,7 +228,7 @@ def _find_chain_from_robot(reading: RecordFields, body: int, step: int, visited:
     for contact in sorted(_read_contacts_of(reading, body, _first_recent_record(reading, step), step), key=rank):
         if contact.other(body) in visited or not _may_push(reading, contact.other(body)):
             continue
-        # In the same way, find the chain to the touching body. Try the next contact if the robot is not in this chain.
+        # Find the chain from the robot to the touching body. If there is no such chain, try the next contact.
         upstream = _find_chain_from_robot(reading, contact.other(body), contact.step, visited | {body})
         if batch.body_role[upstream.bodies[0]] == ROBOT:
             return upstream.extend(contact, body)
@@ -288,8 +289,8 @@ def _find_hardest(batch: Batch, contacts: Iterable[_Contact]) -> _Contact | None
 
 
 def _find_other_touching(batch: Batch, contacts: Iterable[_Contact], body: int, chosen: _Contact) -> tuple[int, ...]:
-    # Return the indices of the bodies that touch `body` in these contacts, sorted by name, but not the one in `chosen`.
-    # All contacts are contacts of `body`; `other(body)` is the second body of a contact.
+    # Return the indices of the bodies that touch `body`, sorted by name, without the body that touches it in `chosen`.
+    # All `contacts` are contacts of `body`; `other(body)` is the second body of a contact.
     others = {contact.other(body) for contact in contacts} - {chosen.other(body)}
     return tuple(sorted(others, key=batch.body_label))
 
@@ -365,7 +366,7 @@ def _find_grasp_stage(reading: RecordFields, step: int, registry: Registry) -> s
     if header.arms and not reading.name_arm():
         return ""
     try:
-        # The tag says that the robot must hold the task's object. A task without tags may hold none.
+        # The tag `held_target` means that the robot must hold the task's object. Without tags, the stage is unknown.
         holds_object = "held_target" in registry.task_tags(header.benchmark, header.task_id)
     except UnknownTaskError:
         return ""

@@ -74,21 +74,21 @@ class Explanation:
     @property
     def violated_clauses(self) -> tuple[SpecTrace, ...]:
         """Return the violated clauses, with the deepest violation first."""
-        # `clauses` has the judged specifications in this order, the violated ones first.
+        # `clauses` begins with the violated specifications, which are already sorted.
         return tuple(clause for clause in self.clauses if clause.violated)
 
     @property
     def kept_clauses(self) -> tuple[SpecTrace, ...]:
         """Return the clauses that hold, in order of increasing ratio of margin to threshold."""
-        # `clauses` has the judged specifications in this order, after the violated ones.
+        # `clauses` ends with the satisfied specifications, which are already sorted.
         return tuple(clause for clause in self.clauses if not clause.violated)
 
 
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts on one episode. `index` is the episode's index in the scores, `place` the index in the batch
-    (None = the same index). `ruleset` must be the ruleset that judged the episode.
+    """Explain the verdicts on one episode. `index` is the episode's index in the scores. `place` is the episode's index
+    in the batch (None = the same index). `ruleset` must be the ruleset that judged the episode.
     """
     episode_batch = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(episode_batch)
@@ -174,9 +174,8 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _make_clause_document(clause: SpecTrace) -> dict[str, object]:
-    # Return one clause of an explained episode as plain values: its formula, its signal with the limit,
-    # the verdict with robustness (`rho`) and depth, the cause (`why`), and the first and the worst record.
-    # Infinite or undefined numbers are None.
+    # Return one clause of an explained episode as plain values. Infinite or undefined numbers are None.
+    # `rho` is the robustness, `depth` is the relative size of the violation, and `why` is the cause.
     signal_trace = clause.signal_trace
     return {
         "spec_id": clause.spec.spec_id,
@@ -240,15 +239,15 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
     # Return the trace of one specification in the only episode of `reading`.
-    # `column` is the index of the specification in the scores, and `episode` that of the episode.
-    # `rho` is the robustness (negative for a violation), `depth` the relative size of a violation.
+    # `column` and `episode` are the indices of the specification and of the episode in the scores.
+    # `rho` is the robustness (negative for a violation). `depth` is the relative size of a violation.
     spec = ruleset.library[scores.specs[column].spec_id]
     reading = view_clause(reading, spec, ruleset)
     batch, signal_trace = reading.batch, trace_formula(spec.formula, reading)
     first = int(scores.first[column, episode])  # the first violating record; -1 = none
 
     def moment_at(step: int) -> Moment:
-        # Return the record `step`: its time, the signal's value (None if not finite), and the bodies behind the value.
+        # Return the record `step`: its time, the signal's value (None if not finite), and the bodies that determine it.
         value = finite_or_none(signal_trace.values[step])
         contributors = find_contributors(reading, signal_trace.signal, step, ruleset.registry)
         return Moment(step, batch.elapsed_s(0, step), value, contributors)
@@ -271,8 +270,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 
 def _describe_signal(signal: Signal | None, reading: RecordFields) -> str:
     # Return the meaning of a signal, or of the formula's margin if `signal` is None.
-    # With several arms, the text names the arm. If only phases are judged,
-    # displacement (`DISPLACED`) is measured from a phase's first record, not from record 0, and the text says so.
+    # With several arms, the text names the arm. The text also says from which record displacements are measured.
+    # A displacement (`DISPLACED`) is measured from record 0, or from a phase's first record if only phases are judged.
     if signal is None:
         return "Margin of the formula. The formula is violated if the margin is below zero."
     arm = reading.name_arm()

@@ -3,8 +3,8 @@
 A record counts for one control step dt, or for the time until the next record if there are time stamps. Exposure does
 not affect Safety, SBU or VSI.
 
-Time to violation gives three shares of episodes for each time: those that have violated a limit by then, and those that
-have ended in success, or in failure, without a violation. Observation of an episode ends with its first violation. An
+Time to violation gives three shares of episodes for each time: with a violation by then, ended in success without a
+violation, and ended in failure without a violation. The observation of an episode ends with its first violation. An
 episode that was cut short without a violation is censored at its end.
 """
 
@@ -196,10 +196,10 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
     # Return a cell's exposure, for `ANY_LIMIT` and each specification: mean time in violation, median first violation.
     # `members` are the indices of the cell's episodes, which all have a verdict.
     # Episodes with equal numbers in `scores.start` have the same initial state, so they are not independent.
-    # `any_s` [E] is the time in violation of any limit, `violation_s` [K, E] of each specification (NaN = undefined).
+    # Times in violation: of any limit, `any_s` [E]; of each specification, `violation_s` [K, E]. NaN = undefined.
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows_s = np.vstack([exposure.any_s, exposure.violation_s])[:, members]
-    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # a time in violation is at most this long
+    longest_s = float(exposure.longest_s[members].max(initial=0.0))  # upper limit of a time in violation
     means = bounded_means(rows_s, scores.start[members], scores.intervals, most=longest_s)
     # For `ANY_LIMIT`, take the earliest of the limits' first violations; `fmin` ignores NaN.
     first_rows_s = [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
@@ -214,7 +214,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # causes that end an observation; success and failure without violation
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # what ends an observation; the last two without a violation
 CENSORED = -1  # marks a censored observation, which has no cause
 NEAR = 0.1  # a near miss has a margin above 0 (a clamped actuator has 0) and below this share of the limit
 
@@ -258,14 +258,14 @@ class CellOnset:
     policy: str | None
     suite: str
     specs: tuple[SpecOnset, ...]
-    end_s: float  # latest time of a last record, in seconds since record 0
+    end_s: float  # time of the last record of the longest episode, in seconds since record 0
 
 
 def measure_onsets(
     scores: Scores, dt_s: Floats, lengths: Ints, stamps_s: Stamps = MappingProxyType({})
 ) -> list[CellOnset]:
-    """Return the time to violation of each policy × suite with a verdict, in order of first appearance. For each
-    episode, `dt_s` [E] is the control step [s] and `lengths` [E] the number of records; `stamps_s` has any time stamps.
+    """Return the time to violation of each policy × suite with a verdict, in order of first appearance. `dt_s` [E] are
+    the episodes' control steps [s], and `lengths` [E] are their numbers of records. `stamps_s` has the time stamps.
     """
     # `stamps_s` maps the index of an episode with time stamps to the times of its records [s].
     # `members` are the indices of the episodes of one policy on one suite.
@@ -288,8 +288,8 @@ def _measure_spec_onsets(
     columns = scores.scored_columns
     has_verdict = (scores.state[columns] == ACTIVE).any(axis=0)
     is_near_miss = _find_near_misses(scores)
-    # Each limit has a name and four arrays over episodes: whether the limit applies, whether it is violated,
-    # the first violating record, and whether the episode is a near miss.
+    # For each limit: its name and four arrays over episodes.
+    # The arrays are: limit applies, limit is violated, first violating record, episode is a near miss.
     limits = [
         (scores.specs[k].spec_id, scores.state[k] != INACTIVE, scores.is_violated[k], scores.first[k], is_near)
         for k, is_near in zip(columns, is_near_miss, strict=True)
@@ -376,12 +376,12 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int, starts: Ints |
 def _bound_over_starts(steps: Ints, weights: Floats, starts: Ints) -> tuple[Floats, Floats]:
     # Return the lower and upper bounds, [k], of the first cause's share at each step.
     # The share is the mean of one value per observation, and the bounds use each start's mean value.
-    # An observation's value is 0 before its step, an item of `steps` [n]; then it is an item of `weights` [k].
+    # An observation's value is 0 before its step in `steps` [n]. From this step on, the values are in `weights` [k].
     # If the step is -1, the value is always 0. `starts` [n] has equal numbers for observations of the same start.
     # Starts are independent, but the observations of one start may not be.
     _, start_of, sizes = np.unique(starts, return_inverse=True, return_counts=True)  # start of each observation [n]
     # For speed, bounds are computed at up to 200 steps.
-    # Between two of these steps, `low` is that of the earlier step, and `high` that of the later step.
+    # Between two chosen steps, `low` is the earlier step's lower bound, and `high` is the later step's upper bound.
     all_steps = np.arange(len(weights))
     chosen = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), 200)).astype(np.int64))
     counted, chosen_weights = np.flatnonzero(steps >= 0), weights[chosen][:, None]
@@ -401,7 +401,8 @@ def _compute_first_variance(
     """Return the variance of the first cause's share at each step, [k]."""
     # All arguments are [k]. `share` is the first cause's share at each step.
     # `surviving_before` is the share of observations that no cause has ended before the step.
-    # At the step, the first cause ends `end_counts` of the `at_risk` observations, and all causes `all_end_counts`.
+    # At the step, the first cause ends `end_counts` of the `at_risk` observations.
+    # All causes together end `all_end_counts` observations.
     remaining = at_risk - all_end_counts
     # If no observation remains after a step, its `hazard_term` is 0.
     hazard_term = np.divide(all_end_counts, at_risk * remaining, out=np.zeros_like(at_risk), where=remaining > 0)

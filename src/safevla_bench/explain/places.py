@@ -16,7 +16,7 @@ from safevla_bench.trajectory.header import ROLES
 # Maps a field of records to the name of the body property that it stores.
 _FACT_OF_FIELD = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES = 12  # maximum number of bodies that a line names
-_TRACKED = "tracked "  # prefix of a role whose bodies need a pose; also the property of a body with a pose
+_TRACKED = "tracked "  # prefix of a role whose bodies need a pose; also the name of a property
 
 
 class BodyFacts(NamedTuple):
@@ -27,7 +27,7 @@ class BodyFacts(NamedTuple):
 
     def describe(self) -> str:
         """Return the roles, and the recorded and missing properties: `bystander; pose, no rotation, no shape`."""
-        # `facts` has the recorded properties. The values of `_FACT_OF_FIELD` are all properties that are described.
+        # `facts` has the recorded properties. The values of `_FACT_OF_FIELD` are the properties in the text.
         words = [name if name in self.facts else f"no {name}" for name in _FACT_OF_FIELD.values()]
         words = [word for word in words if word != "no opening"]  # omitted, because most bodies cannot open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
@@ -68,7 +68,7 @@ def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
         if selector is not None and selector.call[0]:
             form_name, arguments = selector.call
             form = PLACED_FORMS[form_name]
-            # No tracked poses are needed for gaps, for distances to persons, and for channels with a value per body.
+            # Gaps, distances to persons, and channels with a value per body need no tracked poses.
             needs_no_pose = form.is_gap or form.channel or form.person_column is not None
             for place in map(str, arguments[: len(form.places)]):
                 places.append(place if needs_no_pose or place not in ROLES else f"{_TRACKED}{place}")

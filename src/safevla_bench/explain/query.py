@@ -72,9 +72,9 @@ def answer_query(formula: Formula, batch: Batch, earlier_count: int = 0) -> list
     """Return one answer (the verdict on the formula) for each episode, in order, numbered from `earlier_count` + 1. If
     a robot has several arms, the worst arm's answer counts.
 
-    The verdict is `signal missing` if a signal of the formula is missing in an episode. If none is missing, but one is
-    undefined, it is `undefined`. Raises `FormulaError` for a window bound that is not a multiple of the control step,
-    and `SignalError` if arithmetic overflows.
+    The verdict is `signal missing` if a signal of the formula is missing in an episode. Otherwise, it is `undefined` if
+    a signal is undefined. Raises `FormulaError` for a window bound that is not a multiple of the control step, and
+    `SignalError` if arithmetic overflows.
     """
     # A view has the fields of one arm, so there is one list of answers for each arm, with one answer for each episode.
     reading = RecordFields(load_registry().name_embodiments(batch))
@@ -98,10 +98,10 @@ def _answer_for_view(formula: Formula, reading: RecordFields, earlier_count: int
     # Judge the episodes in which no signal of the formula is missing or undefined.
     judged = np.array([episode for episode in range(len(batch)) if episode not in decisions], dtype=np.int64)
     judged_trace = trace.select_episodes(judged)
-    # This formula assumes that obligations after the episode's end are satisfied.
+    # In `lenient_formula`, obligations after the episode's end count as satisfied.
     lenient_formula = cut_off_readings(formula)[0]
     best_rho = robustness(lenient_formula, judged_trace)
-    # `rho` is the robustness of each episode, NaN if it was not judged;
+    # `rho` is the robustness of each episode; NaN for episodes that are not judged.
     # `is_undecided` is true if unknown values or the end of the episode leave the verdict undecided.
     rho, is_undecided = np.full(len(batch), np.nan), np.zeros(len(batch), np.bool_)
     rho[judged], is_undecided[judged] = settle_unknown(formula, judged_trace, best_rho, binary=is_boolean_only(formula))

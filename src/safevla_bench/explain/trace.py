@@ -66,7 +66,7 @@ class TraceChart(SignalTrace):
         return low - padding if low < 0 else low, high + padding if high > 0 else high
 
     def format_value(self, record: int, missing: str = NO_VALUE) -> str:
-        """Return a record's value with its unit; `missing` if not finite. Rounding never makes it equal the limit."""
+        """Return a record's value and unit; `missing` if not finite. Rounding never makes the value equal the limit."""
         # For example, 100.01 N with the limit 100 N must not be shown as 100 N.
         value = float(self.values[record])
         return append_unit(format_against_limit(value, self.limit), self.unit) if isfinite(value) else missing
@@ -97,7 +97,7 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     """Return the signal and limit of a formula G(signal < limit) or G(gate -> signal < limit), also with `>`. For any
     other formula, return its margin with the limit 0. If this formula is G(inner), return the margin of `inner`.
     """
-    formula = syntax.always_form(formula)  # the first violating record is that of the converted formula
+    formula = syntax.always_form(formula)  # violating records refer to the converted formula
     # `clause` has the signal, the limit (`bound`), the condition (`gate`, or None) and the window of the formula.
     # For other formulas, `clause` is None. `is_watched` [n] marks the records to which the limit applies.
     # `reading` has a single episode with n records.

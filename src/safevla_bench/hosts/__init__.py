@@ -89,7 +89,7 @@ def describe_suite(host: str, suite: str) -> str | None:
     # `host` is the host's name. `suite` is a suite's name, or the path of a BDDL file or of a folder with task files.
     # `is_own` is true for hosts of this package. `spell_suite` makes `libero_goal` and `LIBERO-Goal` equal.
     is_path = "/" in suite or suite.endswith(".bddl")
-    if not is_path and Path(suite).exists():  # an existing path, unless it is also the name of a suite of the host
+    if not is_path and Path(suite).exists():  # a suite of the host has priority over an existing path
         own_suites = make_host(host).suites() if _HOSTS.is_own(host) else ()
         is_path = spell_suite(suite) not in map(spell_suite, own_suites)
     return f"the task files at {suite}" if is_path else None
@@ -241,7 +241,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     def _extra_fields(self) -> dict[str, object]:
         # Returns the host's entries for `extra` in the record. The entry `header` holds additional header fields.
         # A mark is a header field that is true. Every start of a task without initial states is drawn at random.
-        # So a drawn start gets a mark only if the task has initial states.
+        # Therefore, a drawn start gets a mark only if the task has initial states.
         return add_header_mark({}, DRAWN) if self._seed.drawn and self.task.init_states else {}
 
     def _read_simulation(self) -> dict[str, object]:
@@ -256,7 +256,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     def recorded(self) -> Batch:
         """Return the episode up to now as a validated one-episode batch; raise `HostError` before the first reset."""
         # `extra` holds host-specific fields. Its entry `header` has additional header fields.
-        # One of these header fields is `simulation`: facts about how the simulator runs.
+        # One of the additional header fields is `simulation`: facts about how the simulator runs.
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
@@ -272,7 +272,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return from_recording(self._require_recorder().latest_record(self._build_header()))
 
     def _require_recorder(self) -> Log:
-        # Returns the current episode's recorder. Raises `HostError` if there is none, as before the first reset.
+        # Returns the current episode's recorder. Raises `HostError` before the first reset, when no recorder exists.
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._recorder
@@ -299,7 +299,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
     """Raise `HostError` if a policy gives absolute poses that the host cannot use, or wants a camera or an extra
     observation that the host lacks. Runs check all policies before the first episode; hosts check in `make`.
     """
-    # `wants` is the policy's request, `supports` has the host's abilities, and `host` is the host's name for errors.
+    # `wants` is the policy's request. `supports` lists the host's abilities. `host` is the host's name in errors.
     # Some extra observations are available only to policies that also want privileged simulator state.
     # `supports.changes` names the quantity that an action changes, such as `position`.
     if wants.cameras and not supports.cameras:
@@ -318,7 +318,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
     # `owner` and `kind` are words for the error's text, such as "LIBERO" and "suite".
     known = tuple(known)  # `known` may be an iterator, which can be read only once
     if name not in known:
-        plural = kind if kind.endswith("s") else f"{kind}s"  # the word `horizons` gets no second s
+        plural = kind if kind.endswith("s") else f"{kind}s"  # the word `horizons` already ends with s
         raise HostError(f"{owner} has no {kind} {name!r}", remedy=f"{plural.capitalize()}: {', '.join(known)}.")
 
 

@@ -64,7 +64,7 @@ class HostEnv(ABC):
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
         """Set whether episodes after the next reset skip redundant computations; records stay equal."""
-        # By default, if this method is never called, they do.
+        # If this method is never called, episodes skip redundant computations.
 
 
 @dataclass(frozen=True, slots=True)

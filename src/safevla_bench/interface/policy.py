@@ -77,7 +77,7 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
         self._cameras = tuple(cameras)
 
     def __getitem__(self, name: str) -> NDArray[np.uint8]:
-        # An unknown camera is a usual `KeyError`, so that `in` and `get` work for it.
+        # An unknown camera raises a `KeyError` as in a dict, so that `in` and `get` also work for unknown names.
         if name not in self._cameras:
             raise KeyError(name)
         problem = f"{name} was not rendered, because the policy's `looks_next` was false"
@@ -223,7 +223,8 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
         problem = "an action in a masked array, whose masked elements have undefined values"
         raise InvalidActionError(problem, remedy=_REMEDY)
     array = np.asarray(values)
-    # In a list of floats, NumPy converts Booleans to floats. With dtype bool, the check below refuses such a list.
+    # NumPy converts Booleans in a list of floats to floats.
+    # Therefore, a list that contains Booleans is converted to Booleans, which the check below refuses.
     if isinstance(values, list | tuple):
         element_types = {type(element) for element in np.array(values, dtype=object).flat}
         if element_types & {bool, np.bool_}:

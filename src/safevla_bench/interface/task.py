@@ -46,7 +46,7 @@ class RecordedEpisode:
     steps: int
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    ending: str = "timeout"  # outcome after the last action without success; `stopped` if the recording ended early
+    ending: str = "timeout"  # outcome if no action led to success; `stopped` if the recording ended early
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy itself has them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
@@ -76,7 +76,7 @@ class PhysicsChange:
         return frozenset(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
 
 
-VARIATIONS: Mapping[str, PhysicsChange] = {  # replays are made in this order
+VARIATIONS: Mapping[str, PhysicsChange] = {  # in the order in which replays use the changes
     "half-step": PhysicsChange(time_step=0.5),
     "double-step": PhysicsChange(time_step=2.0),
     "few-iterations": PhysicsChange(iterations=0.1),
@@ -89,7 +89,7 @@ VARIATIONS: Mapping[str, PhysicsChange] = {  # replays are made in this order
 }
 
 
-SEED_END = 2**32  # NumPy's global generator, which simulators seed, takes smaller seeds
+SEED_END = 2**32  # seeds must be smaller than this number, because simulators seed NumPy's global generator
 
 
 @dataclass(frozen=True, slots=True)

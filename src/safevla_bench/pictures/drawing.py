@@ -76,7 +76,7 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
     """Draw text on one line, in the largest size that fits. If no size fits, use the smallest, on up to two lines."""
-    # `top` is the y of the first line and `width` the width of the picture [pixels]; `size` is the largest font size.
+    # `top` is the y of the first line, and `width` is the picture's width [pixels]. `size` is the largest font size.
     fonts = [load_font(font_name, font_size) for font_size in range(size, _SMALLEST_SIZE - 1, -1)]
     room_px = width - 2 * _PADDING_PX
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room_px), None)
@@ -117,7 +117,7 @@ _QUANTIZER = "27"
 
 def can_film() -> bool:
     """Return whether the extra `video` is installed."""
-    # `av` (PyAV) is the package that this extra installs.
+    # `av` (PyAV) is the package that the extra `video` installs.
     return find_spec("av") is not None
 
 

@@ -111,7 +111,7 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
         episode_index = index_by_key.get((frame.policy, frame.episode_id))
         # New stills replace all old stills of the episode. A film replaces only a film, and a replay only a replay.
         is_replaced = frame.kind in new_kinds or (has_new_stills and frame.kind not in _WHOLE_EPISODE)
-        # Frames of episodes that the run no longer has are dropped, too.
+        # Frames of episodes that are no longer in the run are also dropped.
         if episode_index is not None and not (episode_index == index and is_replaced):
             kept_frames.append(frame)
 
@@ -176,7 +176,7 @@ class _EpisodeRenderer:
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
         """Return a shot's frame and JPEG file. The shot's index `number` makes file names of violations unique."""
-        # `self.record` is a batch with only this episode, and `shot.record` the index of one of its records.
+        # `self.record` is a batch with only this episode. `shot.record` is the index of one of the episode's records.
         # `self.size` is height and width [pixels]. `self.stage` renders records of the episode.
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
@@ -216,7 +216,7 @@ class _EpisodeRenderer:
         return self.make_frame(shot, default_camera, first_picture.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
-        # Return the names of the bodies to outline. If `joint` is given, this is the body that the joint moves.
+        # Return the names of the bodies to outline. For a shot with a `joint`, outline the body that the joint moves.
         # `stage.arm` has, for each joint, the name of the body that the joint moves.
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
@@ -226,7 +226,7 @@ class _EpisodeRenderer:
         # `shot` is a still, or the film or replay of the whole episode. `shot.record` is the index of the shown record.
         # `shape` begins with the picture's height and width [pixels]; `name` is the end of the file's name.
         header = self.record.headers[0]
-        # Only a shot of a violation has a specification, with a signal.
+        # Only a shot of a violation has a specification, and therefore a signal.
         signal_trace = shot.clause.signal_trace if shot.clause else None
         frame = run_folder.Frame(
             episode_id=header.episode_id,
@@ -255,8 +255,8 @@ class _EpisodeRenderer:
 @dataclass(frozen=True, slots=True)
 class Shot:
     """One picture to render. The caption has the lines `title` and `detail`. `clause` is the violated specification
-    (None = no violation), and `value` the value of the specification's signal. `bodies` are outlined; if `moved`, also
-    where they were in record 0. If the specification is about torque, `joint` is the index of a joint of the arm.
+    (None = no violation). `value` is that of the specification's signal. `bodies` are outlined; if `moved`, so are
+    their places in record 0. If the specification is about torque, `joint` is the index of a joint of the arm.
     """
 
     kind: run_folder.Kind
@@ -302,7 +302,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     is limited, the shot has the joint's index instead of bodies. If a displacement is limited, `moved` is true.
     """
     # `contributors` are the bodies (or the joint) that determine the signal's value; None = they are not known.
-    # As text, they are a role and names, such as `hardest contact hand (gripper) and plate_1 (target)`.
+    # As text, `contributors` become, for example, `hardest contact hand (gripper) and plate_1 (target)`.
     chart, contributors = clause.chart, moment.involved
     body_names = contributors.names if contributors else ()
     joint = contributors.joint if contributors else None

@@ -64,8 +64,9 @@ def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
-    # Yield each recorded contact with its force and its point (`touch`); the record has no points.
-    # The points come from `poses`, the host's reconstruction of each record; a contact may be missing there.
+    # Yield each recorded contact with its force and its contact point (`touch`).
+    # Records contain no contact points. The points come from `poses`, the host's reconstruction of each record.
+    # If the reconstruction lacks a recorded contact, the contact's `touch` may be None.
     contacts = record.contacts
     if not contacts.present[0]:  # contacts were not recorded
         return
@@ -76,7 +77,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
     for record_index, (first, end) in enumerate(pairwise(contacts.starts.tolist())):
         touches = dict[frozenset[str], Touch]()
         # This record's contact points have priority, then those of the previous record, then those of the next one.
-        # So they are merged in the opposite order: `|=` replaces earlier entries.
+        # The contact points are therefore merged in the opposite order, because `|=` replaces earlier entries.
         for k in (record_index + 1, record_index - 1, record_index):
             if 0 <= k < len(touches_by_record):
                 touches |= touches_by_record[k]
@@ -199,7 +200,7 @@ def _contact_point_and_normal(
     # Without a contact point: the middle between the two bodies' centers, and the direction from a to b.
     # If both centers are equal, the direction is up.
     def find_center(body: str) -> Floats:
-        # Return the mean position [3] of the body's parts in the contact's record [m]; zeros if it has no part.
+        # Return the mean position [3] of the body's parts in the contact's record [m]; zeros if there are no parts.
         indices = [k for k, part in enumerate(parts) if part == body]
         return np.asarray(motion.part_pos_m[contact.record, indices].mean(axis=0)) if indices else np.zeros(3)
 

@@ -89,7 +89,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
     traces, fields = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events: list[ViolationEvent] = []
     for trace in traces:
-        # The values as the specification reads them: of the arm that decides, in the intervals that are judged.
+        # The values that the specification reads: those of the deciding arm, in the judged intervals.
         spec_fields = view_clause(fields, ruleset.library[trace.spec.spec_id], ruleset)
         events += _violation_events(trace, spec_fields, ruleset.registry)
     contacts, label = record.contacts, record.body_label
@@ -146,7 +146,7 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
 def _violation_events(trace: SpecTrace, fields: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
     # Yield an event for each record in which a violation begins, then for the worst record if there is a violation.
     # `chart.failing` marks the violating records.
-    # `fields` are the episode's values as the specification reads them: of one arm, in the judged intervals.
+    # `fields` are the values that the specification reads: those of one arm, in the judged intervals.
     chart, spec_id = trace.chart, trace.spec.spec_id
     # `diff` of Booleans is True at each change, so `first_records` has the start of each run of failing records.
     first_records = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
@@ -230,7 +230,7 @@ _SCHEMAS = json.loads(resources.files(__package__).joinpath("mcap_schemas.json")
 def encode_mcap(timeline: Timeline) -> bytes:
     """Return the bytes of an MCAP file; the same libraries give the same bytes. Raises `RunError` without `mcap`."""
     try:
-        # `_mcap_messages` needs this module. It is imported here, too, so that a missing library is reported.
+        # Only `_mcap_messages` uses this module. The import is in this `try` block, as the module may be missing.
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
         from mcap_protobuf.schema import register_schema
@@ -261,7 +261,7 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
     for record in range(timeline.records):
-        # `Any`, because the types of protobuf's classes do not include dictionaries, which they accept as messages.
+        # The type is `Any`, because protobuf's classes accept dictionaries, but their declared types do not.
         at_ns = round(float(timeline.times_s[record]) * 1e9)
         timestamp: Any = {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}
         transforms: Any = [_body_transform(body, record, timestamp) for body in timeline.bodies]
@@ -280,7 +280,7 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
     # Return the content of a message with the schema `safevla.Reading`: the signal and its limit in one record.
-    # `watched` says whether the limit applies in the record; a specification without a gate applies everywhere.
+    # `watched` says whether the limit applies in the record; without a gate, it applies in all records.
     signal_trace, value = trace.signal_trace, float(trace.signal_trace.values[record])
     return {
         "signal": signal_trace.signal,

@@ -107,7 +107,7 @@ def run_episode(
                 if on_step:
                     on_step(steps)
                 outcome = "success" if success else _outcome_at_horizon(planned)
-                # A replay that has left the recorded path ends, because its further course shows nothing.
+                # A replay ends when it has left the recorded path, because later steps are meaningless.
                 if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                     break
                 if watch and steps < planned.horizon:  # a violation at the last step cannot shorten the episode
@@ -440,7 +440,7 @@ def _run_with_retries(
         except errors.ServerLostError as error:
             # At the first attempt, this error means that no server runs at the address.
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
-                raise  # not retried, because all other episodes would fail, too
+                raise  # not retried, because all other episodes would also fail
             last_error = error
     is_slow = isinstance(last_error, errors.ServerSlowError)
     event = "the policy server was too slow" if is_slow else "lost the policy server"

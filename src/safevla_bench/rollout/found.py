@@ -47,7 +47,7 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     hits: int
     best: float | None  # smallest value of the objective in a successful rollout; None if no rollout has a finite value
     first: int | None  # index of the first rollout with an unsafe success (hit), from 1
-    bound: float | None  # upper end of the 95 % interval for the share of hits; None if it is 1 or not valid
+    bound: float | None  # upper end of the 95 % interval for the share of hits; None if the end is 1 or not valid
     least: float | None = None  # lower end of the 95 % interval for the share of hits; None without hits or interval
 
 

@@ -58,7 +58,7 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 def _observe_next(monitor: Monitor, standing: EpisodeStanding | None, record: batch.Batch) -> EpisodeStanding:
     # Return the status of the episode after `record`. `standing` is the status before this record.
     # Raise `HostError` if the monitor's status differs, because another environment has used the monitor.
-    # A monitor of another class may lack the attribute `standing`; it is then not checked.
+    # A monitor of another class may lack the attribute `standing`. Its status is then not checked.
     if getattr(monitor, "standing", standing) is not standing:
         remedy = "Give each environment a separate monitor: monitor=Monitor(ruleset). Then call reset."
         raise HostError("another environment has used the same monitor since the last record", remedy=remedy)
@@ -102,7 +102,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         try:
             observation = self._reset_env(0, self._env_seed)  # the observation space needs the shapes of an observation
-        except BaseException:  # the caller gets no environment that it could close
+        except BaseException:  # the caller gets no object, and so cannot close the environment
             self._env.close()
             raise
         self.observation_space = gymnasium.spaces.Dict({key: _array_space(value) for key, value in observation.items()})
@@ -129,7 +129,7 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
             env_seed, next_index = int(seed), int(seed) % state_count
         index = int((options or {}).get(_INDEX_OPTION, next_index))
         observation = self._reset_env(index, env_seed)  # raises `HostError` if the state does not exist
-        self._env_seed, self._next_index = env_seed, (index + 1) % state_count  # only if the reset succeeded
+        self._env_seed, self._next_index = env_seed, (index + 1) % state_count  # unchanged if the reset fails
         self._standing = self._monitor.start(self._env.latest())
         return observation, step_info(self._standing, self._cost)
 

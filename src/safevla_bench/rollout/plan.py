@@ -115,7 +115,7 @@ def _plan_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
     # Do not call this for tasks with found starts, because a found start already has its initial state and seed.
     # With the rule `episode % count`, episodes beyond the number of initial states begin again with state 0.
     # `drawn`: the reset places objects at random. `rest_steps` are further settling steps until the objects rest.
-    # `earlier_resets`: resets since the environment's only seeding; None = it is seeded for each episode.
+    # `earlier_resets`: resets since the environment's only seeding; None = seeded for each episode.
     state_count = task.init_states if rules.init_state == "episode % count" else None
     start = EpisodeSeed(
         init_state_index=episode % state_count if state_count else episode,
@@ -162,7 +162,7 @@ def _env_seed(task: Task, episode: int, rules: EvaluationProtocol, seed: int) ->
     if rules.env_seed == "sha256":
         return policy_seed(seed, task, episode)
     if rules.env_seed.endswith(SERVER_SEED):
-        return int(rules.env_seed.removesuffix(SERVER_SEED))  # a server may replace it, see `apply_server_seed`
+        return int(rules.env_seed.removesuffix(SERVER_SEED))  # a server may replace the seed, see `apply_server_seed`
     return int(rules.env_seed.partition("+")[0]) + episode
 
 
@@ -210,8 +210,8 @@ def _check_plan(
 
 
 def _task_horizon(task: Task, rules: EvaluationProtocol, max_steps: int | None) -> int:
-    # Returns the number of steps: the user's, `max_steps`. If it is None, the protocol's for the suite.
-    # If the protocol has no number for the suite, returns the host's number for the task.
+    # Returns the maximum number of steps. The user's number `max_steps` has priority (None = not given).
+    # Without `max_steps`, the protocol's number for the suite is used, or else the host's number for the task.
     if max_steps is not None:
         return max_steps
     horizon = rules.suite_horizon(task.benchmark) or task.horizon
@@ -387,7 +387,7 @@ def estimate_plan(
     if costs is None:
         # Without measurements of the host, time and disk space are unknown.
         return RunEstimate(tuple(scenes), workers, None, None, None)
-    wait_steps = episodes[0].start.wait_steps if episodes else 0  # of the first episode; suites may differ
+    wait_steps = episodes[0].start.wait_steps if episodes else 0  # an approximation: other suites may settle longer
     active_workers = max(1, min(workers, len(episodes)))
     # Each estimate is an array [lowest, highest]. `run_s` is the time of all episodes, without making environments.
     run_s = np.array(costs.reset_s) * len(episodes)

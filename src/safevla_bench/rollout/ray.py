@@ -110,7 +110,7 @@ def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> 
 
 
 def name_node(node: Mapping[str, Any]) -> str:
-    """Return the host name of a node from `ray.nodes()`. Append the node's name in Ray if this is another name."""
+    """Return the host name of a node from `ray.nodes()`. Append the node's name in Ray if the names differ."""
     return " ".join(dict.fromkeys((node["NodeManagerHostname"], node["NodeName"])))
 
 
@@ -170,7 +170,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 def _local_options(cpus: int) -> dict[str, Any]:
     """Return the options of a private cluster. Its token is not saved, so that no one else can use the cluster."""
-    # Also set the environment variables for the token and against usage statistics, which Ray reads at import.
+    # Also set environment variables that Ray reads at import: a token, and a switch that disables usage statistics.
     # `cpus` is the number of CPUs that the actors need; Ray gets at least this number, even if the machine has fewer.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
@@ -276,7 +276,7 @@ def name_installed(host: Host) -> dict[str, str]:
 
 
 def _call_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
-    """Put, get or delete a value in the store of Ray's head node; None on failure. Only progress reports use it."""
+    """Put, get or delete a value in the store of Ray's head node; None on failure. Used only for progress reports."""
     with suppress(Exception):
         store = importlib.import_module("ray.experimental.internal_kv")
         return getattr(store, f"_internal_kv_{verb}")(key.encode(), *values, namespace=b"safevla", **options)
@@ -382,7 +382,7 @@ class _ActorPool:
             raise RunError(f"--actor: {error}", remedy="Give whole numbers, or shares such as 0.25.") from None
 
     def start(self, number: int) -> ActorHandle:
-        # Create actor `number`, on any node that is not left out. It then makes its host and policies (`prepare`).
+        # Create actor `number` on a node that is not left out. The actor then makes its host and policies (`prepare`).
         # In Ray's syntax, `!in(ID,ID)` selects all nodes except the listed ones.
         node_selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
         actor_class = self._actor_class.options(**self._options, label_selector=node_selector)

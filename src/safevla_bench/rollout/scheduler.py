@@ -47,7 +47,7 @@ class WorkerPolicy:
 
     spec: str
     arguments: Mapping[str, str] = field(default_factory=dict)
-    coupling: Coupling | None = None  # the policy's filter and delay, if any
+    coupling: Coupling | None = None  # the policy's filter and delay; None = neither
     made: Policy | None = None  # an existing policy to send to the worker; None = make it from `spec` and `arguments`
 
     def make(self) -> Policy:
@@ -200,7 +200,7 @@ class _Crew:
 
     @property
     def _startable_episodes(self) -> EpisodeQueue:
-        # The queue of episodes that may start. After the time limit, this is a new empty queue on each access.
+        # The queue of episodes that may start. After the time limit, each access returns a new empty queue.
         return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
     @property
@@ -266,14 +266,14 @@ class _Crew:
             self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
-        # Queues the dead worker's episode again, and returns None. After the last attempt, it returns the outcome.
+        # Queues the dead worker's episode again, and returns None. After the last attempt, returns the outcome instead.
         # Starts a new worker with the same number. After `STARTS` deaths of starting workers in a row, none is started.
-        # If there is then no other worker, raises `RunError`.
+        # Raises `RunError` if no other worker is running when starting workers have died `STARTS` times in a row.
         member, outcome = self.workers.pop(number), None
         cause = member.worker.end(_CLOSE_S)
         if member.is_starting:
             if not self._pool.tolerate_failed_start(member.worker, cause, is_final=False):
-                self._startup_deaths += 1  # reset when any worker becomes ready
+                self._startup_deaths += 1  # set to 0 when any worker becomes ready
             if self._startup_deaths >= STARTS:
                 if self.workers:
                     return None  # the other workers run the episodes
@@ -368,7 +368,7 @@ class ProcessPool:
         return WorkerProcess(self._spec, worker_environment(number, os.environ))
 
     def tolerate_failed_start(self, worker: WorkerProcess, cause: str, *, is_final: bool) -> bool:
-        # False = count the failure. All processes run on this machine, so another process would probably fail, too.
+        # False = count the failure. All processes run on this machine, so another process would probably also fail.
         return False
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:

@@ -149,7 +149,7 @@ class HostRules:
     trials: ClassVar[Sequence[Trial]]  # the tasks to test; all hooks except `bare` use the first task
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20  # number of actions in a test episode
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # tested in addition to `Wants()`
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # requests to test in addition to `Wants()`
     registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags; empty if this package has the tags
     capabilities: ClassVar[Sequence[str]] = ()  # names of capability sets, which say what records contain
     workspace_m: ClassVar[float] = 100.0  # limit on the absolute value of each coordinate [m]

@@ -136,7 +136,7 @@ class OptionalRules(HostRules):
         host, task = self.host(), run.task
         supports = host.supports
         for name, method in (("placed", "search_space"), ("pictures", "stage")):
-            has_method = getattr(type(host), method) is not getattr(Host, method)  # the base class only raises an error
+            has_method = getattr(type(host), method) is not getattr(Host, method)  # the host overrides the method
             failure = f"{name} must be declared if and only if the host has the method {method}()."
             require(has_method == getattr(supports, name), failure)
         undeclared = {camera for wants in self.other_wants for camera in wants.cameras} - {*supports.cameras}
@@ -175,7 +175,7 @@ class OptionalRules(HostRules):
         skip_unless_repeatable(run)
 
         def read_records(_: Action) -> None:
-            # Called before each step. Then the newest record is the one after the previous step, or record 0.
+            # Called before each step, when the newest record is the one after the previous step, or record 0.
             env.recorded()  # only tests whether the call has side effects
             latest_records.append(env.latest())
 
@@ -203,8 +203,8 @@ class OptionalRules(HostRules):
         require_same(run.batch, full, f"{run}: run_fast(False) changes the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail if rendering only every third step changes the episode or a rendered image, or if another step has
-        images. Passes if no camera is wanted or the environment has no method `render_next`.
+        """Fail if rendering only every third step changes the episode or a rendered image, or if a step that must not
+        render has images. Passes if no camera is wanted or the environment has no method `render_next`.
         """
         # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # `wants` is the first entry of `other_wants` that requests cameras; None if there is no such entry.
@@ -219,7 +219,7 @@ class OptionalRules(HostRules):
         ):
             full, sparse = full_env.reset(self.seed), sparse_env.reset(self.seed)  # observations
             for step in range(len(run.actions) + 1):
-                # The observation of step 0 is that of the reset, which always has images.
+                # Step 0 means the observation from the reset, which always has images.
                 for camera, image in full.images.items():
                     expected = image if step % _RENDER_EVERY == 0 else None  # None = the image must be missing
                     failure = f"{run}: the image of {camera} at step {step} is wrong if only some steps are rendered."
@@ -256,7 +256,8 @@ class OptionalRules(HostRules):
             # `kind` is `position` or `rotation`; each kind allows only some sizes.
             name, kind, size = coordinate.name, coordinate.kind, coordinate.size
             require(size in _COORDINATE_SIZES[kind], f"{run}: the {kind} of {name} has a wrong size: {size} numbers.")
-        # Maps of names to positions [N + 1, 3] in m: of tracked bodies in the record, and of coordinates in the states.
+        # `paths` maps each tracked body's name to its recorded positions [N + 1, 3] in m.
+        # `state_paths` maps each coordinate's name to its positions [N + 1, 3] in the recorded states.
         paths, state_paths = tracked_paths(batch), _state_paths(batch, coordinates)
         for name in state_paths.keys() & paths.keys():
             error_m = float(np.linalg.norm(state_paths[name] - paths[name], axis=1).max(initial=0))
@@ -275,7 +276,7 @@ class OptionalRules(HostRules):
         failure = f"{trial}: {body} was moved, but the privileged state lacks its position."
         require(all(body in state.body_pos_m for state in states), failure)
         seen_path_m = np.array([state.body_pos_m[body] for state in states])
-        # The body's true path, [records, 3]; None if neither privileged state nor a coordinate gives it.
+        # The body's true path, [records, 3]; None if neither privileged state nor a coordinate gives the path.
         path_m = seen_path_m if states else _state_paths(batch, run.coordinates).get(body)
         if path_m is None or len(path_m) != len(paths[body]):
             pytest.skip("neither coordinates() nor privileged state has the body's position")
@@ -321,7 +322,7 @@ class OptionalRules(HostRules):
 
 def _read_image(observation: Observation, camera: str) -> NDArray[np.uint8] | None:
     # Returns a camera's image, [H, W, 3]; None if it was not rendered.
-    # If there is no image, reading it from the observation raises `PolicyError`.
+    # Reading an image that was not rendered raises `PolicyError`.
     try:
         return observation.images[camera]
     except PolicyError:

@@ -45,7 +45,8 @@ class RecordRules(HostRules):
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
         """Fail unless `N` actions always give `N + 1` records, and the records hold these actions."""
         # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
-        # A one-episode batch has the number of records in `lengths[0]`, and the rows of a channel in `episode_rows(0)`.
+        # In a batch with one episode, `lengths[0]` is the number of records.
+        # `episode_rows(0)` returns the episode's rows of a channel, such as the actions.
         lengths: list[int] = []  # the number of records before each step
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
@@ -64,7 +65,7 @@ class RecordRules(HostRules):
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
         """Fail unless the target bodies are the trial's `targets` (None = only the header's `target_object`). Also fail
-        if no body has the role robot, or if a body does not have the role that the trial's `roles` gives it.
+        if no body has the role robot, or if a body's role differs from its role in the trial's `roles`.
         """
         # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         target, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
@@ -330,7 +331,7 @@ class RepeatRules(HostRules):
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
-            # Is called before each step with the step's valid action [A], and tries invalid actions first.
+            # Called before each step with the step's valid action [A]. Tries invalid actions derived from this action.
             # `bad` lacks a number, has an additional dimension, or is not finite.
             for bad in (action[:-1], action[None], np.full_like(action, np.nan), np.full_like(action, np.inf)):
                 call_text = f"{run}: step() with the invalid action {bad}"
@@ -350,7 +351,7 @@ class RepeatRules(HostRules):
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
         """Fail if a `drawn` start equals the initial state of the same index, or if the same seed draws different
-        starts. Passes if the host refuses `drawn`, no initial states exist, or the next initial state equals this one.
+        starts. Passes if the host refuses `drawn`, no initial state exists, or the next initial state is equal.
         """
         # `run.batch` is one episode of the task `run.task`, recorded in the environment `run.env` from `run.actions`.
         # A `drawn` start places objects at random, by the seed and the index, instead of in a fixed initial state.
@@ -371,7 +372,7 @@ class RepeatRules(HostRules):
         require(drawn_state == start_state(drawn), f"{run}: the same seed draws different initial states.")
         initial = start_state(self.seed)
         next_initial = start_state(replace(self.seed, init_state_index=(index + 1) % count))
-        # If two initial states are equal, a drawn start may equal them, too, so the test passes.
+        # If the two initial states are equal, a drawn start may also equal them, so the test passes.
         is_different = drawn_state != initial or initial == next_initial
         require(is_different, f"{run}: a drawn start equals initial state {index}.")
 
@@ -404,8 +405,8 @@ class PhysicsRules(HostRules):
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
         """Fail unless the last record of the hook `set_down` fits a body at rest. The net force must equal the body's
-        weight, and `net_impulse_ns` the weight times `dt`, both within 5 %. `impulse_ns` must be 0.95 to 2 times the
-        weight times `dt`. Unknown values pass; skipped if all are unknown.
+        weight within 5 %. `net_impulse_ns` must equal the weight times `dt` within 5 %. `impulse_ns` must be 0.95 to 2
+        times the weight times `dt`. Unknown values pass; skipped if all are unknown.
         """
         # The hook puts a body down and waits until it rests. Its result is the body's name and mass.
         run = self.run_hook("set_down")

@@ -89,7 +89,8 @@ class FakeHost(Host):
         """Return the search space: x and y of block, cup and tray, within 1 cm of their usual places."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flatten_xy(_usual_positions(task.index))  # values of the coordinates in `names`, [6] in m
-        # `own` holds the coordinates' values in each of the task's initial states. They depend on the seed in `start`.
+        # `own` holds the coordinates' values in each of the task's initial states.
+        # The initial states depend on the seed in `start`.
         starts = (replace(start, init_state_index=index, placed=()) for index in range(INIT_STATES))
         start_objects = (_initial_world(task.index, initial_start).objects for initial_start in starts)
         return SearchSpace(
@@ -100,7 +101,7 @@ class FakeHost(Host):
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        # Returns a renderer of a recorded episode. The record has all that pictures show, so `task` is not used.
+        # Returns a renderer of a recorded episode. Pictures show only the record, so `task` is not used.
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:

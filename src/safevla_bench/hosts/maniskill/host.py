@@ -216,7 +216,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
         build_scene(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
         # `parts` describes the links and solid bodies with their shapes. `_part_bodies` has SAPIEN's body of each part.
-        # `hand` has the indices of the parts of the hand and the fingers.
+        # `hand` lists the indices of the parts that form the hand and the fingers.
         parts, hand, self._part_bodies = read_parts(env, robot, self._facts)
         scene = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand)
         # For each arm, the indices of the links that the arm's joints move.
@@ -245,8 +245,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe()
 
     def _take_settling_steps(self, still: Action, wait_steps: int, rest_steps: int) -> int:
-        # Takes `wait_steps` control steps with the action `still`, then up to `rest_steps` more until all bodies rest:
-        # none is faster than `_RESTING_M_S`. Returns the number of steps taken.
+        # Takes `wait_steps` control steps with the action `still`, then up to `rest_steps` more until all bodies rest.
+        # A body rests if its speed is at most `_RESTING_M_S`. Returns the number of steps taken.
         for step in range(wait_steps + rest_steps):
             speeds = [np.linalg.norm(body.linear_velocity) for body in self._bodies.values()]
             if step >= wait_steps and max(speeds, default=0.0) <= _RESTING_M_S:
@@ -334,7 +334,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def _observe(self) -> Observation:
         # Returns the observation of the current state. In `qpos` and `qvel`, the arm's joints come first, then fingers.
-        # `extra` has the additional values that the policy requests, by name. Privileged state adds two values:
+        # `extra` has the additional values that the policy requests, by name. Privileged state adds two values.
         # `STATE` is ManiSkill's own observation; `START` [2] is the scene's seed and the number of settling steps.
         arms_of_scene, wanted, joint_count = articulations(self._env), self._wants, self._robot.joints
         joint_values = {
@@ -370,7 +370,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return the action that moves nothing and opens the gripper, in the given control mode."""
-    # The last value is the gripper's, and 1 opens it.
+    # The last value of an action is the command to the gripper, which the value 1 opens.
     # `controls` maps a control mode to a pair: a description of actions, and the number of values in an action.
     size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
     return (*[0.0] * (size - 1), 1.0)
@@ -404,7 +404,7 @@ def make_env(name: str, control: str, robot: str = "", *, renders: bool = False)
         raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
     robot_ids = (robot,) * len(facts.arms) if facts.arms else robot
-    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # tasks of other suites set the robot
+    options = {"robot_uids": robot_ids} if robot and facts.suite == SUITE else {}  # other tasks define their robot
     # In SAPIEN, `gpu` means any Vulkan device, even a CPU.
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}
     # Attributes of the task's class while the environment is made. Without them, SimplerEnv's tasks refuse `state`.
@@ -488,7 +488,7 @@ def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
 
 
 def name_links(env: Any, facts: TaskFacts) -> dict[str, Any]:
-    """Map recorded names to links. With several arms, the recorded name is the arm's prefix and SAPIEN's name."""
+    """Map recorded names to links. With several arms, the arm's prefix and SAPIEN's name form the recorded name."""
     # `facts.prefixes` has an empty prefix if there is only one arm. The values are SAPIEN's links.
     robots = zip(facts.prefixes, articulations(env), strict=True)
     return {f"{prefix}{link.entity.name}": link for prefix, robot in robots for link in robot.links}
@@ -508,7 +508,7 @@ def read_scene(env: Any, robot: RobotModel, facts: TaskFacts) -> SceneMap:
     """
     # The id of an entity identifies its body in contacts. With several arms, only `read_arms` returns the fingers.
     solid, moving = solid_bodies(env, facts), dynamic_bodies(env, facts)
-    # All bodies begin with the role furniture. Links, and then moving bodies, get other roles.
+    # First, all bodies get the role furniture. Then links and moving bodies get other roles instead.
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
     roles = dict.fromkeys(solid, "furniture") | dict.fromkeys(links, "robot")
     roles |= {name: "target" if name in facts.targets else "bystander" for name in moving}
@@ -555,7 +555,7 @@ def read_parts(env: Any, robot: RobotModel, facts: TaskFacts) -> tuple[list[Part
         parent = part_of_id[link.parent.entity.per_scene_id] if link.parent else WORLD
         parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
     fingers = [link for link in bodies if any(side in link.entity.name for side in robot.fingers)]
-    # The link that carries the fingers belongs to the hand, too.
+    # The link that carries the fingers also belongs to the hand.
     hand_links = (link for finger in fingers for link in (finger, finger.parent) if link)
     hand = {part_of_id[link.entity.per_scene_id] for link in hand_links}
     for name, actor in env.scene.actors.items():
@@ -602,7 +602,7 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     frame]. SAPIEN gives the impulse on the first body. SAPIEN's points without force are left out.
     """
     # A body is given by the id of its entity.
-    # `scene.substep_s` is the duration of a physics step, so an impulse [N·s] divided by it is a force.
+    # `scene.substep_s` is the duration of a physics step, by which impulses [N·s] are divided to get forces.
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
         for point in contact.points:

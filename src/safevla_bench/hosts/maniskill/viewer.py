@@ -210,7 +210,7 @@ class ManiskillStage(stage.Stage):
             return None
         centers = pos_m + np.array([rotate(quat_wxyz, center) for center in boxes[:, :3]])
         center_m = (centers.min(axis=0) + centers.max(axis=0)) / 2
-        # Each point of a box is at most half of the box's diagonal from the box's center.
+        # The distance from a box's center to any point of the box is at most half of the box's diagonal.
         radii = np.linalg.norm(centers - center_m, axis=1) + np.linalg.norm(boxes[:, 7:], axis=1)
         return center_m, float(radii.max())
 

@@ -73,7 +73,7 @@ class MetaworldHost(MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
         # Returns a new environment of one task. `wants` lists what the policy wants to observe.
-        # `check_wants` raises `HostError` if the host cannot provide it.
+        # `check_wants` raises `HostError` if the host cannot provide what `wants` lists.
         check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
@@ -312,7 +312,7 @@ def read_scene(model: mujoco.MjModel, entry: MetaworldTask) -> mujoco_recorder.S
     moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
     joint_types = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
     goal_bodies = mujoco_recorder.subtree_bodies(model, int(model.body(entry.moves).id)) if entry.moves else ()
-    # A target counts as an object even if a joint connects it. Other bodies with a joint that is not free are links.
+    # A moving target is an object, even if its joint is not free. Other bodies with a joint that is not free are links.
     objects = {names[body]: body for body in moving if names[body] in entry.targets or joint_types[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in goal_bodies}
     roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=entry.targets, robot=robot)

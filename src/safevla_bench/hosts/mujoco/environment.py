@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CONTROL_STEP_S = 0.05
 FAST = "SAFEVLA_FAST"  # environment variable; `no` means: run robosuite without our speed-up
-_HIDDEN_LOG_PREFIXES = (  # robosuite's log messages that begin with these words are hidden
+_HIDDEN_LOG_PREFIXES = (  # beginnings of the robosuite log messages to hide
     "No private macro file found",
     "It is recommended to use a private macro",
     "To setup, run: python",
@@ -139,7 +139,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
         new_substeps = max(1, round(substeps / change.time_step))
         self._undo_hooks.append(partial(self._set_time_step, float(model.opt.timestep), substeps))
         self._set_time_step(self.dt_s / new_substeps, new_substeps)
-        # Contacts of a resting pair are recorded once it was apart for `apart_substeps`. Keep about this duration.
+        # Contacts of a resting pair are recorded only after the pair was apart for `apart_substeps`.
+        # `apart_substeps` is changed with the length of a substep, so that its duration stays about the same.
         return replace(scene, apart_substeps=max(1, round(scene.apart_substeps * new_substeps / substeps)))
 
     def _set_time_step(self, time_step_s: float, substeps: int) -> None:
@@ -305,7 +306,7 @@ class RobosuiteEnv(MujocoEnv):
         # Converts robosuite's observation `raw`, a mapping from names to arrays, to the observation for the policy.
         # `_privileged` reads the true poses and sizes; None unless the policy wants them.
         # `joint_values` holds the additional quantities that the policy requests, such as joint positions.
-        # `_JOINT_READINGS` maps the names of these quantities to robosuite's keys.
+        # `_JOINT_READINGS` maps the names of requested quantities to robosuite's keys.
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
         joint_values = {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra}
         arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
@@ -427,7 +428,7 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
     # `body_name` gives the recorded name of each MuJoCo body.
     coordinates = list[Coordinate]()
     for joint in range(model.njnt):
-        # The flat state begins with the time, followed by qpos. So an address in qpos is moved by 1.
+        # The flat state begins with the time, followed by qpos. An index in the state is an address in qpos plus 1.
         start, joint_type = 1 + int(model.jnt_qposadr[joint]), int(model.jnt_type[joint])
         body = body_name[int(model.jnt_bodyid[joint])]
         name = str(model.joint(joint).name) or body
@@ -467,7 +468,7 @@ def change_model(
         for name, value in saved_options.items():
             setattr(model.opt, name, value)
 
-    if change.iterations != 1:  # the solver stops at either limit, so both change
+    if change.iterations != 1:  # the solver stops at the first limit that it reaches
         model.opt.iterations = max(1, round(model.opt.iterations * change.iterations))
         model.opt.tolerance /= change.iterations**2
     for kind in ("geom", "pair"):  # a `pair` has contact parameters for its two geoms

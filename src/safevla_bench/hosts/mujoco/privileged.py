@@ -22,7 +22,7 @@ _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 class ScenePrivileged:
     """Ground truth of a scene at each step, by recorded name. Covers all bodies with bounded collision geometry, except
-    the robot's. Sizes are measured once, in the pose at construction. Of bodies with one name, the first has the pose.
+    the robot's. Sizes are measured once, in the pose at construction. Bodies that share a name get the first's pose.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class ScenePrivileged:
 
     def read_now(self) -> Privileged:
         """Return the scene's current ground truth, as read-only copies."""
-        # `_root_body` maps names of bodies to MuJoCo ids. `_boxes` maps them to half extents and center, [3] each.
-        # `_pieces` has a box for each geom.
-        # These boxes are in the frames of their bodies and were measured once; the boxes of the hand are measured now.
-        # `_hand` has the ids of hand and finger bodies. `_goal` has predicates, `_movable` names of bodies.
+        # `_root_body` maps names of bodies to MuJoCo ids. `_boxes` maps names to half extents and center, [3] each.
+        # `_pieces` has a box for each geom. `_boxes` and `_pieces` were measured once, in the frames of their bodies.
+        # The boxes of the hand are measured now. `_hand` has the ids of hand and finger bodies.
+        # `_goal` has the goal's predicates. `_movable` has the names of the movable bodies.
         # `_sites` has the positions of goal sites, [3] each, as views of MuJoCo's data.
         data = self._data
         return Privileged(

@@ -153,7 +153,7 @@ class CameraGate:
 
     def set_open(self, wanted: bool) -> None:
         """Open or close the gate for the next samples; `is_fresh` stays true only while the gate stays open."""
-        self.is_fresh = self.is_fresh and self.is_open and wanted  # closing the gate outdates earlier pictures
+        self.is_fresh = self.is_fresh and self.is_open and wanted  # False after the gate was closed
         self.is_open = wanted
 
     def install(self, env: Any) -> None:

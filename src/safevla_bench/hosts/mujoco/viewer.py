@@ -31,7 +31,7 @@ HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH_SIZE = (120, 160)  # height and width of the pictures in which candidate cameras are compared
 WELL_SHOWN = 0.015  # a body that covers this fraction of the default view is easy to find
 _ENOUGH_SHARE = 0.06  # a close-up gains nothing by showing the smallest body larger than this fraction of the picture
-_NEARLY_BEST_RATIO = 0.85  # a view is good enough if the smallest body has this share of its area in the best view
+_NEARLY_BEST_RATIO = 0.85  # the smallest body may be smaller than in the best view by this factor
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _DISTANCE_RADII = 5.0  # distance of a close-up, as a multiple of the shown bodies' radius
@@ -73,7 +73,7 @@ class MujocoStage(stage.Stage):
         self._renderer: Renderer | None = None  # made when the first picture is needed
         camera_names = {str(model.camera(camera_id).name) for camera_id in range(model.ncam)}
         has_further_camera = camera != HAND_CAMERA and HAND_CAMERA in camera_names
-        # Videos show these cameras in addition to the default camera.
+        # The cameras that videos show in addition to the default camera.
         self.further_cameras = (HAND_CAMERA,) if has_further_camera else ()
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
@@ -89,7 +89,7 @@ class MujocoStage(stage.Stage):
         if (self._measure_shares(default_camera, bodies) >= WELL_SHOWN).all():
             return default_camera
         balls = []  # (center, radius) of a sphere around each body
-        # Invisible geoms count, too. A body without geoms is replaced by attached bodies or by an ancestor.
+        # Invisible geoms also count. A body without geoms is replaced by attached bodies or by an ancestor.
         all_geoms = np.ones(self._model.ngeom, dtype=np.bool_)
         for name in bodies:
             geoms = np.flatnonzero(np.isin(self._model.geom_bodyid, self._shown_body_ids(name, all_geoms)))
@@ -264,7 +264,7 @@ def episode_seed(episode: Batch) -> EpisodeSeed:
     # The header has None for a missing seed or index.
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
-        recorded_start = _read_recorded_start(episode)  # None if the record has no such start
+        recorded_start = _read_recorded_start(episode)  # None if the record determines no start
         if recorded_start is not None:
             return EpisodeSeed(init_state_index=0, env_seed=header.env_seed or 0, wait_steps=0, recorded=recorded_start)
         lacking = [name for name in ("env_seed", "init_state_index") if getattr(header, name) is None]
@@ -321,7 +321,7 @@ def extract_geometry(
 
     # `camera` is a camera's name, and `appearance` says which geoms and sites are visible.
     # The second part of the result, `stand_ins`, is empty here; the caller fills it.
-    meshes: dict[tuple[int, int], stage.TriangleMesh] = {}  # the keys are ids of a mesh and its texture
+    meshes: dict[tuple[int, int], stage.TriangleMesh] = {}  # a key has the ids of a mesh and its texture
     shapes = tuple(_visible_shapes(model, appearance, meshes))
     camera_id, quat = model.camera(camera).id, np.empty(4)
     mujoco.mju_mat2Quat(quat, data.cam_xmat[camera_id])  # writes to `quat`
@@ -499,7 +499,7 @@ def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> s
     """Return the first camera in which the least visible body appears nearly as large as in the best camera. `shown`
     holds, for each camera, the fraction of the picture that each of the `B` bodies covers, [B].
     """
-    # Above `_ENOUGH_SHARE`, a body is large enough, and a larger one does not make a camera better.
+    # A body that covers more than `_ENOUGH_SHARE` is large enough: covering even more does not make a camera better.
     smallest_shares = np.minimum([body_shares.min() for body_shares in shown], _ENOUGH_SHARE)
     is_good_enough = smallest_shares >= _NEARLY_BEST_RATIO * smallest_shares.max()
     return cameras[int(np.argmax(is_good_enough))]  # `argmax` returns the first True

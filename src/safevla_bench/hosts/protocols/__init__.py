@@ -174,7 +174,7 @@ def _read_values(name: str) -> dict[str, Any]:
 
 
 def _merge_values(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    # Returns a new dictionary with the values of both. Nested tables that both have are merged key by key, recursively.
+    # Returns a new dictionary with the values of both dictionaries. Tables that exist in both are merged recursively.
     # All other values in `changes` replace the values in `base`.
     merged = {key: _merge_values(base[key], changes[key]) for key in changes if isinstance(base.get(key), dict)}
     return {**base, **changes, **merged}
@@ -214,13 +214,13 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 def describe_field(field: str) -> str:
     """Return the description of a field, given the field's name in a row of `protocol_rows`."""
-    # A dotted field such as `horizons.libero-goal` may only have the description of its table, such as `horizons`.
+    # If a dotted field such as `horizons.libero-goal` has no description, the description of `horizons` is returned.
     return FIELDS[_nearest_key(FIELDS, field)]
 
 
 def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
     # Yields (dotted name, value) of each field except the protocol's name. `name` is the dotted name of `value`.
-    # At the top, `name` is "". A missing `inference` becomes `RELEASE`: the policy's release then defines it.
+    # At the top, `name` is "". A missing `inference` becomes `RELEASE`: the policy's release defines the inference.
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from _flatten_field(f"{name}.{key}" if name else key, inner_value)

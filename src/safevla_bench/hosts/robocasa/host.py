@@ -246,7 +246,7 @@ def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_st
 def _list_scenes(split: str) -> tuple[tuple[int, int], ...]:
     # Returns the (layout, style) pairs of a split, in the order of episodes.
     # The split `target` has ten pairs, (1, 1) to (10, 10).
-    # The other split has each of fifty layouts with each of fifty styles.
+    # The split `pretrain` combines each of fifty layouts with each of fifty styles.
     # Every round has one pair per layout, and gives each layout the next style.
     if split == "target":
         return tuple((number, number) for number in _TARGET_SCENES)
@@ -322,7 +322,7 @@ def assets() -> Path:
         root = Path(package.origin).resolve().with_name("models") / "assets"
     else:
         raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
-    # A sample of the folders that complete assets have.
+    # Some of the folders that complete assets contain.
     missing = [part for part in _NEEDED if not (root / part).is_dir()]
     if missing:
         location = f"{ASSETS}={user_folder}" if user_folder else str(root)

@@ -124,7 +124,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         # Hashes of the task's class and of robosuite's code, for the record.
         self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
         # A reset first loads the model, which makes the samplers. Then the reset draws from the samplers.
-        # `seed.placed` has coordinates of objects, which replace the drawn ones.
+        # `seed.placed` has coordinates of objects, which replace the drawn coordinates.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
@@ -327,7 +327,7 @@ def find_env_class(name: str) -> Any:
 
     classes = list(ManipulationEnv.__subclasses__())
     for env_class in classes:
-        classes.extend(env_class.__subclasses__())  # the loop then visits subclasses of subclasses, too
+        classes.extend(env_class.__subclasses__())  # so the loop also visits subclasses of subclasses
     return next(
         env_class
         for env_class in classes
@@ -339,7 +339,7 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
     """Return names and roles of the bodies in robosuite's current model. `prefixes` is empty if there is only one arm.
 
     Objects are robosuite's freely moving objects, with robosuite's names; each object includes all its bodies. Pegs and
-    holes fixed to the hands are objects, too. All other bodies, even a fixed object, are furniture, with MuJoCo's body
+    holes fixed to the hands are also objects. All other bodies, even a fixed object, are furniture, with MuJoCo's body
     names. Tasks of one object move the other objects out of reach; these are untracked furniture. Records leave out
     their contacts with the floor, and contacts between parts of a door that the goal opens.
     """
@@ -382,13 +382,13 @@ def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyT
 
 def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
     # Returns the arm whose observation keys begin with `prefix`, such as `robot1_`, or `robot0_left_` for two arms.
-    # `names` has the recorded name of each MuJoCo body, and `robot_bodies` the ids of all robots' bodies.
+    # `names` has the recorded name of each MuJoCo body. `robot_bodies` has the ids of all robots' bodies.
     # `eef_site` is the site of the arm's end effector. `arm_dofs` are the indices of the arm's joints in `qvel`.
     robot_name, _, side = prefix.rstrip("_").partition("_")
     side = side or "right"  # robosuite's name of a robot's only arm
     model, robot = env.sim.model._model, env.robots[int(robot_name.removeprefix("robot"))]
     gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
-    # A single arm has all bodies of the robot. With several arms, an arm has the bodies that its first joint moves.
+    # A single arm includes all bodies of the robot. One of several arms includes the bodies that its first joint moves.
     root = int(model.dof_bodyid[dofs[0]]) if len(robot.arms) > 1 else model.body(robot.robot_model.root_body).id
     arm_bodies = {*subtree_bodies(model, int(root))}
     left, right = (recorder.geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))
