@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +47,44 @@ def test_an_episode_is_greeted_announced_played_and_ended():
     assert [message for message in later if message[1] < 3] == [("hello", 1), ("episode_start", 2)]
     assert first[6] == 1.0, "its gripper closes at zero"
     assert second[6] == -1.0
+
+
+def test_an_error_at_the_start_of_an_episode_is_reported_whenever_it_arrives():
+    """Upstream answers `episode_start` only if it fails, as src/vla_eval/model_servers/serve.py of vla-eval 0.8.0."""
+    failed = threading.Event()
+
+    def fail(connection):
+        for frame in connection:
+            message = VLA_EVAL.unpack(frame)
+            if message["type"] == "episode_start":
+                payload = {"error": "episode_start_failed: KeyError: 'libero_spatial'"}
+                connection.send(VLA_EVAL.pack({**message, "type": "error", "payload": payload}))
+                failed.set()
+            elif message["type"] == "hello":
+                connection.send(VLA_EVAL.pack({**message, "payload": {}}))
+
+    with websockets(fail) as server, playing("vla-eval", server.url) as policy:
+        assert failed.wait(60)
+        time.sleep(0.1)  # until the message has arrived
+        with pytest.raises(PolicyError, match="failed: episode_start_failed: KeyError") as caught:
+            policy.act(observe())
+    assert not isinstance(caught.value, ServerLostError), "it would be tried again"
+
+
+def test_a_server_that_requests_another_seed_than_the_environment_s_is_refused():
+    seeds = iter([0, 3])
+
+    def greet(connection):
+        for frame in connection:
+            message = VLA_EVAL.unpack(frame)
+            if message["type"] == "hello":
+                payload = {"observation_params": {"env_seed": next(seeds)}}
+                connection.send(VLA_EVAL.pack({**message, "payload": payload}))
+
+    with websockets(greet) as server, closing(client("vla-eval", server.url)) as policy:
+        policy.connect(TASK)
+        with pytest.raises(ServerRefusedError, match="another seed than before"):
+            policy.reset(TASK, 0)
 
 
 def test_images_go_as_png_where_that_is_asked_and_hold_the_same_pixels():
@@ -224,7 +265,7 @@ def test_what_a_server_asks_for_is_known_before_an_environment_is_made_and_may_n
         assert policy.env_seed == 0
         policy.reset(TASK, 0)
         wishes["send_wrist_image"] = True
-        with pytest.raises(ServerRefusedError, match="actions that differ"):
+        with pytest.raises(ServerRefusedError, match="other observations, actions"):
             policy.reset(TASK, 0)
 
 

@@ -112,14 +112,19 @@ class RemoteModel(ChunkModel):
         # No connection is made yet. `address` is the first server to try. Subclasses use the policy's `arguments`.
         super().__init__(dialect)
         self.address, self.key, self._endpoint = endpoint.addresses[0], endpoint.key, endpoint
-        # The observations (`wants`) and the clipping for which the environment was made; None before `connect`.
+        # The requests for which the environment was made, see `_requested`; None before `connect`.
         self._agreed: object = None
 
+    @property
+    def _requested(self) -> object:
+        # What the server requests for an environment: observations (`wants`), clipping, and the simulator's seed.
+        return self.wants, self.dialect.inference.clip, self.env_seed
+
     def connect(self, task: Task) -> None:
-        # Connect before an environment is made. Later connections must ask for the same observations and clipping.
+        # Connect before an environment is made. Later connections must request the same.
         self._agreed = None
         self._connect()
-        self._agreed = self.wants, self.dialect.inference.clip
+        self._agreed = self._requested
 
     def begin(self, task: Task, seed: int) -> None:
         """Begin an episode on a new connection: the server may have restarted. Raises `ChunkModel.begin`'s errors."""
@@ -127,13 +132,12 @@ class RemoteModel(ChunkModel):
 
     def _connect(self) -> None:
         # Connect to the first server that answers. If an environment was made before, it must fit this server, too.
-        # `_agreed` holds the observations and the clipping of that environment; None = no environment was made.
         with servers.guard_handshake(self.close):
             self.close()  # the last connection, if any
             self.address = servers.find_server(self._endpoint, self._try_connect)
             self._greet()  # may change `wants` and the dialect
-            if self._agreed not in (None, (self.wants, self.dialect.inference.clip)):
-                problem = f"the server {self.address} requests observations or actions that differ from those before"
+            if self._agreed not in (None, self._requested):
+                problem = f"the server {self.address} requests other observations, actions or another seed than before"
                 raise PolicyError(problem, remedy="The server was restarted with another model. Resume the run.")
 
     @abstractmethod

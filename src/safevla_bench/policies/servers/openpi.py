@@ -77,8 +77,12 @@ class WebsocketModel(RemoteModel):
             raise self.server_error(stray_frame)
         if stray_frame is not None:
             self._hang_up()
-            event = "sent a message that was not requested, so its replies cannot be matched to requests"
-            raise servers.stray_error(self.address, event)
+            raise self.stray_error(stray_frame)
+
+    def stray_error(self, frame: bytes) -> PolicyError:
+        # Return the error for a message that was not requested.
+        event = "sent a message that was not requested, so its replies cannot be matched to requests"
+        return servers.stray_error(self.address, event)
 
     def receive_map(self) -> dict[str, object]:
         """Return the next message. Raises `ServerLostError` if the server closes the connection or does not answer in

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from safevla_bench.errors import PolicyError
+from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import SEED_END, Task
 from safevla_bench.policies.servers import client_factory, codecs, openpi
@@ -93,6 +93,14 @@ class VlaEvalModel(openpi.WebsocketModel):
         self._seq += 1
         self.send({"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()})
         return self._seq
+
+    def stray_error(self, frame: bytes) -> PolicyError:
+        # A server does not answer `episode_start`, but reports an error in it.
+        with suppress(ReplyError):
+            message = self.codec.unpack(frame)
+            if isinstance(message, dict) and message.get("type") == "error":
+                return self.server_error(_get_map(message, "payload").get("error"))
+        return super().stray_error(frame)
 
     def _receive_answer(self, seq: int, kind: str) -> dict[str, object]:
         # Return the payload of the next message, which must be of the type `kind` and answer the message `seq`.
