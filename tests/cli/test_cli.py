@@ -210,7 +210,7 @@ def test_validate_counts_the_episodes_that_a_damaged_file_lost(safevla, tmp_path
     code, out, err = safevla("validate", tmp_path / "run")
     assert code == 2
     assert "000001.npz, episode 'b'" in err
-    assert "1 valid episodes" in out
+    assert "1 valid episode (" in out
     assert "1 lost" in out
 
 

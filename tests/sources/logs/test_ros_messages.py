@@ -215,7 +215,7 @@ def test_a_frame_that_no_message_has_and_one_that_is_not_stated_are_errors(tmp_p
     save_mapping(folder, text.replace('frame = "cup"\n', ""))
     assert "poses of several" in problem(folder)
     save_mapping(folder, text.replace("/mocap", "/eef"))
-    assert "no child frame" in problem(folder)
+    assert "no message on /eef has a child frame" in problem(folder)
 
 
 def test_an_odometry_is_filtered_by_its_child_frame(tmp_path):

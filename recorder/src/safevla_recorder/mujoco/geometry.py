@@ -90,7 +90,7 @@ def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     # Planes [L, 7] have a point in m and a quaternion wxyz.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
-    is_collision_geom |= np.isin(geoms, [model.pair_geom1, model.pair_geom2])  # pairs collide whatever their masks
+    is_collision_geom |= np.isin(geoms, [model.pair_geom1, model.pair_geom2])  # pairs collide with any masks
     has_boxes = hasattr(model, "geom_aabb")  # MuJoCo before 2.3 lacks this field; then parts have no shapes
     geoms = geoms[is_collision_geom & has_boxes]
     poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)

@@ -192,7 +192,7 @@ def _describe_rise_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
-    # Return the runs (points) whose gain over the first run is significantly above 0, whatever unknown values are.
+    # Return the runs (points) whose gain over the first run is significantly above 0 for all possible unknown values.
     gains = [(point, point.gains[metric]) for point in _select_changed(points, metric)]
     return [point for point, gain in gains if (gain.difference or 0.0) > 0]
 

@@ -453,7 +453,7 @@ def _read_episode(
     # The indices of the episode's tasks in the order of the frames.
     tasks = list(dict.fromkeys(frames["task_index"].to_pylist()))
     if len(tasks) > 1 or tasks[0] not in instructions:
-        problem = f"task_index {tasks[0]} has no text in meta/tasks, so the episode is a task of its own"
+        problem = f"task_index {tasks[0]} has no text in meta/tasks, so the episode counts as a separate task"
         if len(tasks) > 1:
             listed = ", ".join(repr(instructions.get(task, task)) for task in tasks[:_MOST_NAMED])
             problem = f"the frames have several tasks, of which the first counts: {escape_controls(listed)}"
