@@ -139,6 +139,7 @@ def test_sub_goals_are_robosuite_s_own_where_a_task_has_several_objects(name, do
         thing = (own.objects if name == "PickPlace" else own.nuts)[0]
         place = own.target_bin_placements[0] if name == "PickPlace" else own.sim.data.body_xpos[own.peg1_body_id]
         height = place[2] + 0.06 if name == "PickPlace" else own.table_offset[2] + 0.03
+        env.step(STILL)  # a body that moves between record 0 and the first substep is refused
         env._model_and_data()[1].joint(thing.joints[0]).qpos[:3] = [*place[:2], height]
         env.step(STILL)
         flags, record = np.array(getattr(own, done)), env.recorded()
