@@ -57,7 +57,7 @@ class RecordableEnv(ABC):
     unstable_steps = 0  # how often MuJoCo reset an unstable state before the initial state was set
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
-        # `env` is robosuite's environment, and `task` has the names for its episodes.
+        # `env` is robosuite's environment. Its episodes are recorded under the names in `task`.
         # `versions` maps distributions, such as mujoco, to their versions.
         self._env, self.task, self.versions = env, task, versions
 
@@ -137,9 +137,10 @@ class RecordableEnv(ABC):
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
         """Return the header that `safevla eval` would write, without the facts that only `safevla eval` knows."""
-        # `recorder` has the episode's records. `env_seed` is the seed of the reset before the episode (None = unknown),
-        # `index` the index of the initial state (None = unknown). `self.task` has the names for this task's episodes,
-        # and `self.identity` the hashes of the task's definition and of the simulator's code.
+        # `recorder` contains the episode's records.
+        # `env_seed` is the seed of the reset before the episode (None = unknown).
+        # `index` is the index of the initial state (None = unknown). `self.task` gives the names of the episodes.
+        # `self.identity` contains the hashes of the task's definition and of the simulator's code.
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -156,7 +157,7 @@ class RecordableEnv(ABC):
 
 def _control_step_s(env: Any, recorder: Recorder) -> float:
     # Return the simulated time of a control step in s; raise `HostError` if the recorded steps have different lengths.
-    # Before the first step, the time is expected from robosuite's timestep.
+    # Before the first step, return the time that follows from robosuite's timestep.
     # robosuite rounds the number of substeps down: at 30 Hz, 16 substeps of 2 ms take 32 ms.
     nominal_s, substep_s = float(env.control_timestep), getattr(env, "model_timestep", None)
     shortest_s, longest_s = recorder.step_range_s()
@@ -165,7 +166,7 @@ def _control_step_s(env: Any, recorder: Recorder) -> float:
     if not math.isclose(shortest_s, longest_s, rel_tol=1e-9):
         problem = f"control steps of {shortest_s:g} s and {longest_s:g} s are in one episode"
         raise HostError(problem, remedy="Make all substeps in env.step, and change its rate only between episodes.")
-    is_nominal = math.isclose(shortest_s, nominal_s, rel_tol=1e-9)  # the substeps fill the control step
+    is_nominal = math.isclose(shortest_s, nominal_s, rel_tol=1e-9)  # the substeps take exactly one control step
     return nominal_s if is_nominal or not shortest_s else shortest_s
 
 
@@ -218,7 +219,7 @@ def openblas_kernel() -> str | None:
     for library_path in [*numpy_folder.parent.glob("numpy.libs/*openblas*"), *numpy_folder.glob(".dylibs/*openblas*")]:
         with suppress(OSError):
             library = ctypes.CDLL(str(library_path))  # returns the library that NumPy has already loaded
-            # The names of the library's functions have different prefixes and suffixes in different NumPy wheels.
+            # Prefixes and suffixes of the names of the library's functions differ between NumPy wheels.
             for prefix, suffix in product(("", "scipy_"), ("", "64_")):
                 get_core_name = getattr(library, f"{prefix}openblas_get_corename{suffix}", None)
                 if get_core_name is not None:
@@ -250,7 +251,7 @@ def find_layer(env: object, kind: type[Layer]) -> Layer | None:
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
     """Yield `env` and its inner objects, outermost first. At most `_MAX_LAYERS` objects are visited."""
-    # An inner object is an attribute that has a name in `_INNER_ATTRIBUTES`, or a value of type `kind`.
+    # An inner object is an attribute whose name is in `_INNER_ATTRIBUTES`, or whose value is of type `kind`.
     seen: list[object] = []
     to_visit = [env]
     while to_visit and len(seen) < _MAX_LAYERS:
@@ -277,7 +278,7 @@ def is_unmade(env: object) -> bool:
     if _read_attribute(env, "reset") is None:  # an object without `reset` is not a wrapper
         return False
     absent = object()  # distinguishes a missing attribute from an attribute with the value None
-    layers = _env_layers(env, type(None))  # only None has this type, so inner objects are found by name only
+    layers = _env_layers(env, type(None))  # only None is of this type, so only names identify inner objects
     # Before a wrapper makes its inner environment, the wrapper's attribute for this environment is None.
     return any(_read_attribute(layer, name, absent) is None for layer in layers for name in _INNER_ATTRIBUTES)
 
@@ -285,11 +286,11 @@ def is_unmade(env: object) -> bool:
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
     """Call `on_made` with each new instance of a class in `kinds`, or of a subclass, during the `with` block."""
-    # The call follows the `__init__` of the class in `kinds`; the `__init__` of a subclass may not have finished yet.
+    # The call follows the `__init__` of the class in `kinds`; the `__init__` of a subclass may still be running.
     # Instances that other threads make meanwhile belong to other environments, and are left out.
     thread = threading.get_ident()
 
-    # The result of `__init__` is None. The other arguments of `__init__` are not used.
+    # The result of `__init__` is None. All arguments of `__init__` except the new instance are ignored.
     def after_init(_: object, instance: object, *__: object, **___: object) -> None:
         if threading.get_ident() == thread:
             on_made(instance)
@@ -308,7 +309,8 @@ def hook_state_setters(
 ) -> None:
     """Report to `cutter` the states that the user's script sets in robosuite's current simulation. Refills `hooks`."""
     # `find_index` returns the index of a state among the initial states; None = unknown.
-    # A reset may make a new simulation, and sets states itself: undo the hooks before it, and call this after it.
+    # A reset may make a new simulation, and sets states itself.
+    # So undo the hooks before a reset, and call this function after the reset.
 
     def after_set_state(_: object, *args: Any, **kwargs: Any) -> None:
         with cutter.guard():
@@ -316,7 +318,7 @@ def hook_state_setters(
 
     undo_all(hooks)
     if env.sim is not None:  # None before a kitchen's first reset
-        # The first method takes robosuite's own object, the second one a flat array.
+        # The first method takes a state as robosuite's own object, the second method as a flat array.
         for method in ("set_state", "set_state_from_flattened"):
             hooks.append(hook_call(env.sim, method, cutter.on_interruption, after_set_state))
 
@@ -347,7 +349,7 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         cutter.is_closed = True
 
     hooks = [wrap_method(env, "step", step), hook_call(env, "close", before_close)]
-    env.step.is_recording = True  # `is_recorded` reads this attribute; later hooks on `step` copy it
+    env.step.is_recording = True  # `is_recorded` reads this attribute; later hooks on `step` copy the attribute
     return hooks
 
 
@@ -376,7 +378,7 @@ class _RunningEpisode:
     detach: Undo
     fixtures: dict[str, list[float]] | None  # poses of fixtures; None if the seed and initial state determine them
     earlier_seed: dict[str, int]
-    """The last seed, and how many resets followed it before this episode's reset; empty if this reset had a seed."""
+    """The last seed, and the number of resets between it and this episode's reset; empty if this reset had a seed."""
     states_set: int  # number of initial states that were set since the last reset
     steps: int = 0
     costs: list[object] = field(default_factory=list)
@@ -402,7 +404,7 @@ class EpisodeCutter:
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, take_number: Callable[[], int], keep: KeepEpisode) -> None:
-        # `rules` has facts about the user's loop. `take_number` counts an episode and returns its number (from 0).
+        # `rules` contains facts about the user's loop. `take_number` counts an episode and returns its number (from 0).
         # `keep` receives each ended episode's row and the bytes of its file (None = no file).
         self._env, self._rules, self._take_number, self._keep = env, rules, take_number, keep
         self._running: _RunningEpisode | None = None
@@ -431,7 +433,7 @@ class EpisodeCutter:
     @contextmanager
     def guard(self) -> Iterator[None]:
         """If the block raises an error, keep only the episode's row (`crashed`). Re-raise an error of a signal."""
-        # All other errors only lead to a warning, once for each reason, so that the user's loop continues.
+        # Any other error leads to a warning, once for each reason; the user's loop continues.
         try:
             yield
         except BaseException as error:  # recording may fail in many ways, such as on a full disk or by Ctrl+C
@@ -441,7 +443,7 @@ class EpisodeCutter:
             reason = str(error) if isinstance(error, SafevlaError) else f"{type(error).__name__}: {error}"
             if running is not None:
                 with suppress(Exception):
-                    running.detach()  # removes the recorder's hooks
+                    running.detach()  # `detach` removes the recorder's hooks
                 with suppress(Exception):  # store only the episode's row, without a record
                     self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
             if not isinstance(error, Exception) or is_from_signal(error):
@@ -502,7 +504,7 @@ class EpisodeCutter:
         self._settling_steps = 0
         self._states_set += 1
         self._init_state_index = init_state_index
-        # MuJoCo's own resets of unstable states up to now do not affect the new state; only further ones are an error.
+        # MuJoCo's earlier resets of unstable states do not affect the new state; only later resets are errors.
         self._env.unstable_steps = self._env.count_unstable_steps()
         self._start = self._env.copy_positions()
 
@@ -545,8 +547,8 @@ class EpisodeCutter:
         """Count a finished step as a settling step, or record it with its `cost` (see `add_costs`). Success or the
         horizon ends the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
-        # `success` is the simulator's own success in this step, and `cost` its own cost; None = the step has no cost.
-        if self._awaits_reset:  # the step belongs to no episode
+        # `success` is whether the simulator reports success, and `cost` is the step's reported cost; None = no cost.
+        if self._awaits_reset:  # between two episodes, steps are not recorded
             return
         running = self._running
         if running is None:
@@ -588,7 +590,7 @@ class EpisodeCutter:
             _log.warning(message, self._env.task.task_id, self._rules.horizon)
 
     def _require_still(self, action: Action) -> None:
-        # Raise an error if the action of a settling step moves the arm; then the given `wait_steps` is wrong.
+        # Raise an error if the action of a settling step moves the arm, which shows that `wait_steps` is wrong.
         if self._env.is_still(action):
             return
         planned, done = self._rules.wait_steps, self._settling_steps
@@ -597,7 +599,8 @@ class EpisodeCutter:
         raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
-        # Begin an episode: attach a recorder, which takes record 0. The episode's first `action` is only checked here.
+        # Begin an episode: attach a recorder, which takes record 0.
+        # The episode's first `action` is checked, not recorded.
         # If the model cannot be recorded, no episode runs; only a row with the outcome `crashed` is kept.
         if self._env.is_still(action):
             message = (
@@ -609,7 +612,7 @@ class EpisodeCutter:
             recorder, detach = self._env.start_recorder()
         except SafevlaError as error:
             self._awaits_reset = True  # no episode begins before the next reset or new state
-            self._keep_crashed_row(self._begin_row(), 0, str(error))  # after 0 steps
+            self._keep_crashed_row(self._begin_row(), 0, str(error))  # the episode crashed after 0 steps
             return
         earlier_seed = {}
         # Without a seed, this reset continued the random sequence of the last seed.
@@ -622,7 +625,7 @@ class EpisodeCutter:
             fixtures = self._env.fixture_poses() if can_fixtures_vary else None
             row = self._begin_row()
         except BaseException:
-            detach()  # no episode runs yet whose end would do this
+            detach()  # no episode is running, so no end of an episode would call `detach`
             raise
         # `detach` removes the recorder's hooks; `_states_set` counts the initial states set since the last reset.
         self._running = _RunningEpisode(row, recorder, detach, fixtures, earlier_seed, self._states_set)
@@ -630,7 +633,7 @@ class EpisodeCutter:
 
     def _begin_row(self) -> EpisodeRow:
         # Count a new episode and return its row; outcome and steps are filled in when it ends.
-        # `rules.worker` is the name of this process if several processes record; it is part of the episode's id.
+        # `rules.worker` is the name of this process if several processes record; the name is part of the episode's id.
         task, rules, episode_number = self._env.task, self._rules, self._take_number()
         worker_folder = "" if rules.worker is None else f"worker_{rules.worker}/"
         return EpisodeRow(
@@ -692,13 +695,14 @@ class EpisodeCutter:
         return recording
 
     def _end_as_crashed(self, reason: str) -> None:
-        # End the running episode as `crashed`. Keep only its row with the `reason`, an error message or a traceback.
+        # End the running episode as `crashed`. Keep only its row. `reason` is an error message or a traceback.
         running = self._pop_running_episode()
         self._keep_crashed_row(running.row, running.steps, reason)
 
     def _keep_crashed_row(self, row: EpisodeRow, steps: int, reason: str) -> None:
         # Log that an episode crashed after `steps` steps. Pass its row to `_keep`, with None instead of a record.
-        # The row has the whole `reason`; if this is a traceback, the log has only the exception's line and its remedy.
+        # The row stores the whole `reason`.
+        # If `reason` is a traceback, only the exception's line and remedy are logged.
         log_reason = reason
         if "Traceback (most recent call last)" in reason:  # a reason without a traceback is a short message
             exception_line, remedy = find_exception(reason)

@@ -74,7 +74,7 @@ class BatchRecorder:
         self._pairs = find_pairs(scene, pairs)
         self._is_running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # index of the first row of each world's episode
-        # Prepare to record on the CPU, because there are no arrays yet that may be on a GPU.
+        # Prepare to record on the CPU, because no array on a GPU was passed yet.
         # `begin` calls this again, with arrays, if no world is in an episode.
         self._restart(())
 
@@ -82,14 +82,14 @@ class BatchRecorder:
         # Drop all records and sizes. If `samples` has a GPU tensor, later records are stored on the tensor's device.
         self._arrays = BatchArrays(samples, self.num_envs)  # makes and reads arrays on that device
         self._timeline = StepTables(self._arrays, self.num_envs)  # one row of values per control step
-        self._has_quat: dict[str, bool] = {}  # maps each body with a pose to whether it has an orientation
+        self._has_quat: dict[str, bool] = {}  # body with a pose -> whether the pose includes an orientation
         self._subgoal_names: tuple[str, ...] = ()
-        self._array_sizes: dict[str, int] = {}  # array -> number of its values in a row, in the order of the row
+        self._array_sizes: dict[str, int] = {}  # name of an array -> number of values per row; in the row's order
         self._action_size: int | None = None
         self._substeps = 0  # number of substeps in the current control step
-        self._last_row_of: dict[int, int] = {}  # substeps in a control step -> last row of such a step
+        self._last_row_of: dict[int, int] = {}  # number of substeps -> last row whose step has this number
         self._accumulated: dict[str, Array] = {}  # peaks, sums and last values of the current control step
-        # How many substeps without contact a pair needs before its contacts count, and how many it still needs, [N, K].
+        # How many substeps without contact a pair needs before its contacts count, and how many are left, [N, K].
         # 0 = the pair's contacts count now, inf = they never count.
         self._substeps_needed = self._arrays.make_zeros((self.num_envs, self._pairs.count))
         self._substeps_left = self._arrays.make_zeros((self.num_envs, self._pairs.count))
@@ -153,7 +153,7 @@ class BatchRecorder:
             snapshot.update({_TORQUES: torques, _TORQUE_PEAK: abs(torques)})
         self._timeline.write(_SNAPSHOT, self._join_arrays(snapshot)[worlds], worlds)
         self._clear_accumulated()
-        # Record 0 of these worlds is in the newest row, which also has the latest records of the other worlds.
+        # The newest row contains record 0 of the worlds `env_ids`, and the latest records of all other worlds.
         self._is_running[worlds], self._first_row[worlds] = True, self._timeline.last
 
     def substep(self, net_force_n: Array | None = None, torques_nm: Array | None = None) -> None:
@@ -165,15 +165,16 @@ class BatchRecorder:
         """
         running = self._require_running()
         self._is_running = np.zeros_like(running)  # an error in this substep ends all episodes
-        # `accumulated` has the peaks, sums and last values of this control step; `xp` is the module numpy or torch.
+        # `accumulated` contains the peaks, sums and last values of this control step.
+        # `xp` is the module numpy or torch.
         norms, accumulated, xp = self._read_norms(net_force_n), self._accumulated, self._arrays.xp
         require_same_channels({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._array_sizes})
         if torques_nm is not None:
-            torques = self._arrays.read("the torques", torques_nm, self._array_sizes[_TORQUES]) + 0.0  # a copy
+            torques = self._arrays.read("the torques", torques_nm, self._array_sizes[_TORQUES]) + 0.0  # `+` copies
             accumulated.update({_TORQUES: torques, _TORQUE_PEAK: xp.maximum(accumulated[_TORQUE_PEAK], abs(torques))})
         if norms is not None:
             # `_substeps_left` [N, K]: how many substeps without contact a pair still needs before its contacts count.
-            # If such a pair touches, the count of its substeps starts again.
+            # If a pair touches before its contacts count, the count of substeps starts again.
             is_still_resting = (norms > 0) & (self._substeps_left > 0)
             self._substeps_left = xp.where(is_still_resting, self._substeps_needed, (self._substeps_left - 1).clip(0))
             counted_norms = norms * (self._substeps_left == 0)  # 0 N for contacts that do not count
@@ -214,7 +215,7 @@ class BatchRecorder:
         self._timeline.advance(int(self._first_row[self._is_running].min()))
         self._timeline.write(_SNAPSHOT, snapshot)
         self._timeline.write(_ACTION, actions)
-        # Maps each number of substeps in a control step to the last row of such a step.
+        # Maps a number of substeps to the last row whose control step has this number of substeps.
         self._last_row_of[self._substeps] = self._timeline.last
         self._clear_accumulated()
         return self.end(is_done)
@@ -262,7 +263,7 @@ class BatchRecorder:
         self, poses: Mapping[str, BatchPose], eef: Any, state: Array, parts: Sequence[BatchPose], subgoals: Any
     ) -> dict[str, Array]:
         # Return the passed arrays by name, each [N, size]. See `begin` for the arguments.
-        # The positions of all bodies are joined into one array. Orientations and sub-goals are joined, too.
+        # Values of the same kind, such as the positions of all bodies, are joined into one array.
         self._scene.require_parts(len(parts))  # raises an error for a wrong number of parts
         has_quat = {name: split_pose(name, pose)[1] is not None for name, pose in poses.items()}
         self._scene.require_roles(poses)  # raises an error for a body without a role
@@ -306,7 +307,7 @@ class BatchRecorder:
         return self._arrays.xp.concatenate([rows[name] for name in self._array_sizes], 1)
 
     def _read_mask(self, name: str, values: Array) -> Bools:
-        # Return one Boolean for each of the `N` worlds, in host memory. `name` is the argument's name in an error.
+        # Return one Boolean for each of the `N` worlds, in host memory. Error messages call the argument `name`.
         mask = copy_to_host(values)
         if mask.shape != (self.num_envs,):
             remedy = f"Give one Boolean for each of the {self.num_envs} worlds."
@@ -320,7 +321,7 @@ class BatchRecorder:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
         # A mask that holds the integers 0 and 1 is rejected here, because it repeats a number.
         is_distinct = ids.ndim == 1 and len(set(ids.tolist())) == len(ids)
-        # Reject integers of one byte: some simulators have no Booleans on the GPU, and use such integers as masks.
+        # Reject integers of one byte: some simulators use them as masks, because they lack Booleans on the GPU.
         has_integers = (ids.dtype.kind in "iu" and ids.dtype.itemsize > 1) or not ids.size
         if not (is_distinct and has_integers and set(ids.tolist()) <= set(range(self.num_envs))):
             problem = f"env_ids: {ids.tolist()} of type {ids.dtype} are not distinct numbers of worlds"
@@ -338,25 +339,26 @@ class BodyPairs:
 
     geoms: GeomMap
     shapes: Ints  # [2, K], two indices in `SceneMap.shapes` for each pair
-    bodies: Ints  # [2, K], two indices in `roles` for each pair, the lower one first
+    bodies: Ints  # [2, K]: for each pair, two indices in `roles`, in ascending order
     grips: Mapping[int, tuple[Bools, Bools]]
-    """For each body that can be held, two masks [K]: its pairs with the first finger group, and with the second."""
+    """For each body that can be held, two masks [K]: its pairs with each of the two finger groups."""
     needed_substeps: Floats
     """Number of successive substeps without contact after which a pair's contacts count, [2, K]. Row 0 applies if the
     pair does not touch in record 0, row 1 if it does. 0 = contacts always count, inf = they never count."""
     mechanical: frozenset[tuple[int, int]]  # body pairs whose contacts never count
-    resting: frozenset[tuple[int, int]]  # body pairs whose contacts are dropped if they touch in record 0
+    resting: frozenset[tuple[int, int]]  # body pairs whose contacts are dropped if the two bodies touch in record 0
 
     @property
     def count(self) -> int:
         """Number of pairs, K."""
-        # `shapes` [2, K] has the indices of each pair's two shapes.
+        # `shapes` [2, K] contains the indices of each pair's two shapes.
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
         """Return the contacts of `R` records, given each pair's peak and sum [N] of the forces that count, [R, K]."""
-        # A pair has a contact in a record if its peak is not 0. `total` is the sum of the forces over the substeps.
-        # `self.bodies` [2, K] has the indices of each pair's two bodies, the lower one first.
+        # A pair is in contact in a record if the pair's peak is not 0.
+        # `total` is the sum of the forces over the substeps.
+        # `self.bodies` [2, K] contains the indices of each pair's two bodies in ascending order.
         order = np.lexsort(self.bodies[::-1])  # sorts the pairs by lower body, then by higher body
         record, column = np.nonzero(peak[:, order])
         pair = order[column]  # the index of each contact's pair
@@ -368,9 +370,10 @@ class BodyPairs:
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return the index of the held body in each record [R], from net forces [R, K]; None if `grips` is empty."""
-        # A body is held if pairs with both finger groups have a force; −1 = no body is held.
-        # If several bodies are held, the largest force decides, or for equal forces the lowest index.
-        # `grips` maps a body to two masks [K]: its pairs with the first finger group, and with the second.
+        # A body is held if the body's pairs with both finger groups carry a force; −1 = no body is held.
+        # If several bodies are held, return the body with the largest force.
+        # If the forces are equal, return the body with the lowest index.
+        # `grips` maps a body to two masks [K]: its pairs with each of the two finger groups.
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, group_masks in sorted(self.grips.items()):
             # For each finger group, the largest force in each record [R] between the body and the group.
@@ -383,11 +386,11 @@ class BodyPairs:
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
     """Return the declared pairs of a scene's shapes. Raises `HostError` if `BatchRecorder` cannot use the pairs."""
-    # The pairs are invalid if a shape is unknown, a pair has only one body, or two pairs have the same bodies.
-    # If the scene has fingers and any pairs, then some body must have pairs with both finger groups.
-    # For each shape, `geoms` has the index of the owning body (`place`), and the number of the shape's finger group.
+    # Pairs are invalid if a shape is unknown, both bodies of a pair are the same, or two pairs have the same bodies.
+    # If the scene defines fingers, and pairs are declared, then some body must have pairs with both finger groups.
+    # For each shape, `geoms` contains the index of the owning body (`place`), and the number of the finger group.
     geoms = scene.map_geoms()
-    # For each pair, the indices of the two shapes, [2, K], and of the two bodies that own them, the lower one first.
+    # For each pair: the indices of its two shapes, [2, K], and the sorted indices of the bodies that own the shapes.
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
     body_pairs = list(zip(*bodies.tolist()))
@@ -403,10 +406,11 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 
 def _find_grip_masks(geoms: GeomMap, shapes: Ints, finger_group: Ints) -> dict[int, tuple[Bools, Bools]]:
-    # For each body that can be held, return two masks [K]: its pairs with the first finger group, and with the second.
+    # For each body that can be held, return two masks [K]: its pairs with each of the two finger groups.
     # `shapes` [2, K] are the two shapes of each pair, and `finger_group` [2, K] is each shape's finger group, 1 or 2;
     # 0 = no finger. A body can be held if it has pairs with both groups and is not part of the robot.
-    # For a pair with a finger, `touched_body` is the body that is not the finger; for other pairs, it is not used.
+    # For a pair with a finger, `touched_body` is the body that is not the finger.
+    # For other pairs, `touched_body` is not used.
     touched_body = geoms.place[np.where(finger_group[0] > 0, shapes[1], shapes[0])]
     roles, pair_group = tuple(geoms.roles.values()), finger_group.sum(axis=0)
     masks_of_body = {
@@ -420,10 +424,11 @@ def _find_contact_rules(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
     # Return the last three fields of `BodyPairs`; `shapes` [2, K] are the pairs.
-    # The first field, [2, K], is the number of substeps without contact after which contacts of each pair count.
-    # The second has the body pairs whose contacts never count, the third those dropped if they touch in record 0.
-    # To find the rules, ask two filters which contacts count. For one filter, no pair touches in record 0;
-    # for the other filter, all pairs touch. All contacts belong to one substep, which has the index 0.
+    # The first field, [2, K], is the number of substeps without contact that a pair needs before its contacts count.
+    # The second field contains the body pairs whose contacts never count.
+    # The third field contains the body pairs whose contacts are dropped if the pair touches in record 0.
+    # To find the rules, ask two filters which contacts count. In record 0 of the first filter, no pair touches.
+    # In record 0 of the second filter, all pairs touch. All contacts belong to one substep, which has the index 0.
     all_touch, none_touch = (
         MeasuredContacts(1, np.zeros_like(a), a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0])
     )
@@ -447,7 +452,7 @@ class EndedEpisode:
     _scene: SceneMap
     _pairs: BodyPairs
     _rows: Mapping[str, Floats]  # maps the name of each array to its values in all R records, [R, size]
-    _has_quat: Mapping[str, bool]  # maps each body with a pose to whether it has a quaternion
+    _has_quat: Mapping[str, bool]  # maps each body with a pose to whether the pose includes a quaternion
     _subgoal_names: tuple[str, ...]
     _substep_counts: frozenset[int]  # the distinct numbers of substeps per control step
     episode_key: str = field(default_factory=lambda: uuid4().hex)  # as in `EpisodeRecorder.episode_key`
@@ -461,9 +466,10 @@ class EndedEpisode:
         """Return the sorted body pairs whose resting or mechanical contacts are left out; each pair is sorted."""
         if NOW not in self._rows:  # net forces are not recorded
             return ()
-        is_touching = self._rows[NOW][0] > 0  # in record 0
+        is_touching = self._rows[NOW][0] > 0  # whether each pair touches in record 0
         touching_pairs = set(zip(*self._pairs.bodies[:, is_touching].tolist()))
-        # Contacts of mechanical pairs never count; those of resting pairs are dropped if they touch in record 0.
+        # Contacts of mechanical pairs never count.
+        # Contacts of a resting pair are dropped if the pair touches in record 0.
         names, dropped = tuple(self._pairs.geoms.roles), self._pairs.mechanical | (self._pairs.resting & touching_pairs)
         return tuple((names[a], names[b]) for a, b in sorted(dropped))
 
@@ -530,7 +536,7 @@ class BatchArrays:
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
         """Return `values` as an array [N, *sizes]; the size None matches every size. If `or_vectors`, the shape
-        [N, *sizes, 3] is valid, too. Raises `HostError` for other shapes, and for values that are not real numbers.
+        [N, *sizes, 3] is also valid. Raises `HostError` for other shapes, and for values that are not real numbers.
         """
         # `sizes` are the lengths of the axes after the first. Error messages call the values `name`.
         array: Array = None  # None = the values are not real numbers
@@ -551,9 +557,9 @@ class BatchArrays:
 
     def read_norms(self, values: Array, pairs: int) -> Array:
         """Return the norms [N, K] of forces, given as norms or as vectors [N, K, 3]. Negative norms become NaN."""
-        # `values` has the forces of `pairs` pairs in each world.
+        # `values` are the forces of `pairs` pairs in each world.
         force = self.read("the net forces", values, pairs, or_vectors=True)
-        if len(force.shape) == 3:  # vectors
+        if len(force.shape) == 3:  # the forces are vectors
             force = self.xp.sqrt(force[..., 0] ** 2 + force[..., 1] ** 2 + force[..., 2] ** 2)
         return self.xp.where(force >= 0, force, np.nan)
 
@@ -574,13 +580,13 @@ class StepTables:
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:
         # `arrays` makes the tables' arrays, on the GPU or in host memory; `worlds` is the number of worlds.
         self._arrays, self._worlds = arrays, worlds
-        self._blocks: list[dict[str, Array]] = [{}]  # each block has tables by name, for `_BLOCK` successive rows
+        self._blocks: list[dict[str, Array]] = [{}]  # each block contains tables by name, for `_BLOCK` successive rows
         self._reused_blocks = 0  # number of older blocks that are no longer in `_blocks`
         self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
         """Write values into the newest row: [W, F] for the `W` worlds in `worlds`; None = [N, F], for all worlds."""
-        # A block has arrays [_BLOCK, N, F] by name, for `_BLOCK` successive rows. `name` is the table's name.
+        # A block contains arrays [_BLOCK, N, F] by name, for `_BLOCK` successive rows. `name` is the table's name.
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:
             block[name] = self._arrays.make_zeros((_BLOCK, self._worlds, table.shape[1]))

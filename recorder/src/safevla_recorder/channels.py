@@ -55,7 +55,7 @@ class ChannelSpec:
     """Name of the array that lists the channel's bodies, as indices in `roles`; empty = no values for bodies."""
     is_bounded: bool = False  # true if magnitudes above `LARGEST` are rejected
     is_rotation: bool = False  # true if the last axis holds quaternions wxyz; a norm of zero is rejected
-    is_rare: bool = False  # true if tables of episodes omit the column when no episode recorded it
+    is_rare: bool = False  # true if tables of episodes omit the channel when no episode recorded the channel
     per_arm: bool = False  # true if each row has these numbers for each arm of a robot with several arms
 
     @property
@@ -65,8 +65,8 @@ class ChannelSpec:
 
     @property
     def is_pose(self) -> bool:
-        """True if each row has values for several bodies. They need not be poses: `opening` is such a channel, too."""
-        # `bodies` is the name of the array that lists these bodies; empty = rows have no bodies.
+        """True if each row has values for several bodies. Values are poses or, as in `opening`, numbers."""
+        # `bodies` is the name of the array that lists the channel's bodies; empty = rows do not list bodies.
         return bool(self.bodies)
 
     @property
@@ -77,13 +77,13 @@ class ChannelSpec:
     @property
     def is_grip(self) -> bool:
         """True if each row says whether the gripper has contact, or which body it holds."""
-        # Only the channels of the grip have one Boolean or one index of a body in each row.
+        # A row of one Boolean or one index of a body occurs only in channels about the grip.
         return self.dtype != REAL and self.is_scalar
 
     @property
     def is_scalar(self) -> bool:
         """True if each row is a single value, not a list."""
-        # `shape` has one item for each axis; the first axis counts the rows.
+        # `shape` contains one item for each axis; the first item is the number of rows.
         return len(self.shape) == 1
 
     @property
@@ -94,7 +94,7 @@ class ChannelSpec:
     @property
     def row_size(self) -> int:
         """Length of the last axis; 0 if the length varies."""
-        # `shape` has a number for a fixed length, and a symbol such as `J` for a length that varies.
+        # In `shape`, a fixed length is a number; a length that varies is a symbol such as `J`.
         return self.shape[-1] if isinstance(self.shape[-1], int) else 0
 
     @property

@@ -18,7 +18,7 @@ from safevla_recorder.channels import FORCES
 from safevla_recorder.episode import ARMS_VERSION, Bools, ContactList, Floats
 
 Ints = NDArray[np.integer]
-NOTHING = -1  # instead of a body's index: no body
+NOTHING = -1  # replaces a body's index if there is no body
 _NEVER = -1  # entry of `ContactFilter._fate`: contacts of this pair of geoms never count
 
 
@@ -37,7 +37,7 @@ class GeomMap:
     fixtures: Ints
     substep_s: float
     apart_substeps: int = 1
-    forces: tuple[str, ...] = FORCES  # which of `FORCES` this episode's contacts have
+    forces: tuple[str, ...] = FORCES  # which of `FORCES` are recorded for contacts
     torque_source: str | None = None
     """Source of the torques, such as `qfrc_actuator`; None = unknown, or torques are not recorded."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class GeomMap:
     geometry: str | None = None  # the scene's description, `Geometry.text`; None = not recorded
     arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Maps each arm's name to its recorded bodies; empty = there is one arm, the whole robot."""
-    arm_joints: Sequence[int] = ()  # only for several arms: joints of each arm; empty = no torques
+    arm_joints: Sequence[int] = ()  # number of joints of each of several arms; empty = no torques
 
     @cached_property
     def robot(self) -> Bools:
@@ -62,8 +62,8 @@ class GeomMap:
     @property
     def header(self) -> dict[str, object]:
         """The header's fields about the scene's geometry, and about the arms of a robot with several arms."""
-        # `geometry` is a text that describes the scene; None = not recorded. `arms` maps each arm's name to its bodies,
-        # and `arm_joints` has each arm's number of joints (empty = no torques are recorded).
+        # `geometry` is a text that describes the scene; None = not recorded. `arms` maps each arm's name to its bodies.
+        # `arm_joints` contains each arm's number of joints (empty = no torques are recorded).
         if not self.arms:  # fields about arms exist only for several arms
             return {"geometry": self.geometry}
         return {
@@ -77,8 +77,8 @@ class GeomMap:
     @cached_property
     def finger_groups(self) -> Ints:
         """The array `fingers`, [G]; zeros if `fingers` is None."""
-        # `fingers` has the number of each geom's finger group: 1 or 2 for the first gripper, 3 or 4 for the second,
-        # and so on; 0 = no finger. It is None if no gripper has fingers. `place` [G] is each geom's body.
+        # `fingers` is the number of each geom's finger group: 1 or 2 for the first gripper, 3 or 4 for the second.
+        # 0 = the geom is not a finger. `fingers` is None if no gripper has fingers. `place` [G] is each geom's body.
         return np.zeros_like(self.place) if self.fingers is None else self.fingers
 
 
@@ -100,7 +100,7 @@ class SubstepContacts(ABC):
     @property
     def are_net(self) -> bool:
         """True if each force is the net force of two geoms, False if it acts at a single contact point."""
-        return False  # subclasses may override this
+        return False  # subclasses may return True
 
     @abstractmethod
     def force_norms(self, which: Bools | Ints) -> Floats:
@@ -123,13 +123,13 @@ class MeasuredContacts(SubstepContacts):
 
     def force_norms(self, which: Bools | Ints) -> Floats:
         # Return the norms [K] in N of the forces of the contacts `which`, given by indices or a mask.
-        # `force_n` has the norms [C] or the vectors [C, 3] of all contacts.
+        # `force_n` contains the norms [C] or the vectors [C, 3] of all contacts.
         force = self.force_n[which]
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
         # Return the forces [K, 3] in N of the contacts `which`, given by indices or a mask;
-        # None if `force_n` has only norms [C], not vectors [C, 3] in the world frame.
+        # None if `force_n` contains only norms [C], not vectors [C, 3] in the world frame.
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
@@ -144,7 +144,7 @@ def contact_peaks(
     `net_impulse_ns` is Σ net force · `substep_s` over all substeps. Both impulses are NaN if `substep_s` is None (a
     single instant). Rows are ordered by record, then by body pair with a < b. Without contacts there are no rows.
     """
-    # `which` [K] has the indices of the contacts that count. `a` and `b` [K] are the two bodies of each contact.
+    # `which` [K] contains the indices of the contacts that count. `a` and `b` [K] are the two bodies of each contact.
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     body_count = int(place.max(initial=0)) + 1  # 1 for a scene without geoms
     # Contacts with the same record and body pair form a group. Group keys sort by record, lower body, higher body.
@@ -175,8 +175,8 @@ def contact_peaks(
 def _sum_net_forces(vectors: Floats, group_of_contact: Ints, substep: Ints, group_count: int) -> tuple[Floats, Floats]:
     """Return two arrays [groups]: the maximum and the sum, over substeps, of the norm of each group's net force."""
     # For each contact: `vectors` [K, 3] is the force in N, `group_of_contact` [K] the group, `substep` [K] the substep.
-    # The contacts of a group have the same record and body pair. An instant is one substep of one group.
-    # `substep` is sorted, so its last number is the largest.
+    # The contacts of a group belong to the same record and body pair. An instant is one substep of one group.
+    # `substep` is sorted, so the last number is the largest.
     substep_count = int(substep[-1]) + 1 if len(substep) else 1
     instant_keys, instant_of_contact = np.unique(group_of_contact * substep_count + substep, return_inverse=True)
     component_sums = [
@@ -199,7 +199,7 @@ def vector_norms(vectors: Floats) -> Floats:
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
     """Join the contact lists of successive records; `lists` has at least one."""
-    columns = zip(*(contacts.columns().values() for contacts in lists))  # yields one column of all lists at a time
+    columns = zip(*(contacts.columns().values() for contacts in lists))  # one column of all lists at a time
     return ContactList(*map(np.concatenate, columns))
 
 
@@ -211,7 +211,7 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
     groups = geoms.finger_groups
     if not geoms.arms:  # there is only one arm
         return _find_gripped_bodies(contacts, instants, geoms, groups)
-    # Arm k has the finger groups 2k + 1 and 2k + 2. They become groups 1 and 2; all other arms' groups become 0.
+    # Arm k has the finger groups 2k + 1 and 2k + 2. Renumber them as 1 and 2; groups of all other arms become 0.
     fingers_by_arm = [np.where((groups + 1) // 2 == k + 1, groups - 2 * k, 0) for k in range(len(geoms.arms))]
     return np.stack([_find_gripped_bodies(contacts, instants, geoms, fingers) for fingers in fingers_by_arm], axis=1)
 
@@ -232,7 +232,7 @@ def _find_gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomM
     row_of_contact = row_of_contact[chosen]
     geom1, geom2 = contacts.geom1[chosen], contacts.geom2[chosen]
     finger_group = fingers[geom1] + fingers[geom2]  # the geom that is not a finger adds 0
-    # For a contact with a finger: the body of the other geom.
+    # For each contact with a finger: the body of the geom that touches the finger.
     touched_body = geoms.place[np.where(fingers[geom1] > 0, geom2, geom1)]
     is_finger_contact = (finger_group > 0) & ~geoms.robot[touched_body]
     rows_by_group = [row_of_contact[is_finger_contact & (finger_group == group)] for group in (1, 2)]
@@ -259,7 +259,8 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     """For each of the `R` substeps `instants` and `W` bodies in `weights`, return whether contacts carry at least half
     of the body's weight, [R, W]. Contacts with the robot do not count.
     """
-    # For each contact: the indices of its two bodies, and the index of its substep in `instants` (−1 = not in it).
+    # For each contact: the indices of its two bodies.
+    # Also the index of its substep in `instants`; −1 = the substep is not in `instants`.
     a, b, row = geoms.place[contacts.geom1], geoms.place[contacts.geom2], _row_of_contacts(contacts, instants)
     is_weighed = np.isin(a, list(geoms.weights)) | np.isin(b, list(geoms.weights))
     which = np.flatnonzero((row != NOTHING) & is_weighed & (a != b) & ~geoms.robot[a] & ~geoms.robot[b])
@@ -269,7 +270,7 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
     for column, (body, weight) in enumerate(geoms.weights.items()):
         sign = (b == body) * 1.0 - (a == body)  # the vectors are forces on b, so forces on a are the opposite
         support = sign * (vectors @ weight)  # `weight` [3] is the force that balances the body's weight
-        # Half the weight is carried if the sum of the forces along `weight` is at least half its length.
+        # Half the weight is carried if the sum of the forces along `weight` is at least half the length of `weight`.
         # Here, both sides are multiplied by the length of `weight`.
         supported[:, column] = np.bincount(row, support, len(instants)) >= 0.5 * (weight @ weight)
     return supported
@@ -294,7 +295,7 @@ class ContactFilter:
         fate[place[:, None] == place] = _NEVER  # both geoms belong to the same body
         # The number (from 1) of the gripper that each geom belongs to; 0 = no gripper.
         gripper = (fingers + 1) // 2
-        # Geoms without a gripper all have finger group 0, so only pairs of the two groups of one gripper remain.
+        # For geoms without a gripper, the finger group is 0, so only pairs of the two groups of one gripper remain.
         fate[(gripper[:, None] == gripper) & (fingers[:, None] != fingers)] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
         # The bodies of each contact in record 0, [C], and the arm (from 1) of each body, [B]; 0 = the body has no arm.
@@ -314,11 +315,11 @@ class ContactFilter:
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Number the `S` resting pairs from 1, in `_fate`. Return the indices of these entries, [2, S]."""
         # `first` are the contacts in record 0, and the mask `which` [C] selects the resting ones.
-        # `_fate` has one entry for each ordered pair of geoms.
+        # `_fate` contains one entry for each ordered pair of geoms.
         geom1, geom2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         pair_keys = np.unique(np.minimum(geom1, geom2) * self._geom_count + np.maximum(geom1, geom2))
         low, high = np.divmod(pair_keys, self._geom_count)
-        resting = np.stack([pair_keys, high * self._geom_count + low])  # `_fate` has entries for both orders of a pair
+        resting = np.stack([pair_keys, high * self._geom_count + low])  # `_fate` lists a pair in both orders
         self._substeps_apart = np.zeros(len(low), dtype=np.int64)  # for how many substeps each pair has been apart
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
@@ -331,9 +332,10 @@ class ContactFilter:
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geom_count + contacts.geom2]
         resting_count = self._resting_entries.shape[1]
-        # One row per substep. Column k is for resting pair k; the first and last column (other pairs) are not used.
+        # One row per substep. Column k is for resting pair k.
+        # The first and the last column, for all other pairs, are not used.
         is_touching = np.zeros((contacts.substeps, resting_count + 2), dtype=np.bool_)
-        is_touching[contacts.substep, fate] = True  # a fate of −1 (never) selects the last column
+        is_touching[contacts.substep, fate] = True  # the entry −1 (never) selects the last column
         resting_touch = is_touching[:, 1:-1]
         if resting_touch.all():  # no pair was apart, so none is released
             self._substeps_apart[:] = 0
@@ -347,8 +349,10 @@ class ContactFilter:
         is_released: Bools = np.any(is_long_apart, axis=0)
         # The substep that releases each resting pair; the pair's contacts count from the next substep on.
         release_substep = np.where(is_released, is_long_apart.argmax(axis=0), contacts.substeps)
-        # For each fate, the substep after which contacts count. Contacts with the fate 0 always count.
-        # The fate k counts after the release of pair k. The fate −1 selects the last item, and never counts.
+        # For each possible entry of `_fate`: the substep after which contacts count.
+        # With the entry 0, contacts always count.
+        # With the entry k, contacts count after the release of pair k.
+        # With the entry −1, which selects the last item, contacts never count.
         counted_after = np.concatenate([[-1], release_substep, [contacts.substeps]])
         counted: Bools = contacts.substep > counted_after[fate]
         self._substeps_apart = substeps_apart[-1]
@@ -362,8 +366,8 @@ class ContactFilter:
 
 def _list_dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, is_listed: Bools) -> tuple[tuple[int, int], ...]:
     # Return sorted pairs of bodies, the lower index first.
-    # A pair is in the result if its two bodies have a selected contact in record 0, or belong to one fixture.
-    # A pair is also in the result if its two bodies own the two finger groups of one gripper.
+    # A pair is in the result if its bodies touch in record 0 (in a selected contact), or are parts of one fixture.
+    # A pair is also in the result if its bodies own the two finger groups of one gripper.
     # `a` and `b` [C] are the bodies of the contacts in record 0, and the mask `is_listed` [C] selects contacts.
     place, fingers, fixtures = geoms.place, geoms.finger_groups, geoms.fixtures
     pairs = set(zip(a[is_listed].tolist(), b[is_listed].tolist()))

@@ -136,7 +136,7 @@ class EpisodeArrays:
 
     def channel(self, name: str) -> Floats | None:
         """Return the rows of the numeric channel `name`; None = not recorded."""
-        # `further` has the channels that have no field in this class, by name.
+        # `further` contains the channels that have no field in this class, by name.
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
@@ -151,7 +151,7 @@ SIMULATION = "simulation"
 """Header field: facts from `read_simulation` that, like versions, affect the last digits of a trajectory."""
 
 EARLIER_SEED = "earlier_seed"
-"""Header field: the last `seed`, and `earlier_resets`, the number of resets after this seed before the episode's."""
+"""Header field: the last `seed`, and `earlier_resets`, how many resets lie between it and the episode's."""
 
 
 def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]:
@@ -161,7 +161,7 @@ def add_header_mark(extra: Mapping[str, object], mark: str) -> dict[str, object]
 
 def add_header_field(extra: Mapping[str, object], name: str, value: object) -> dict[str, object]:
     """Return a copy of an episode's host-specific fields (`extra`) in which the header field `name` is `value`."""
-    header = extra.get("header", {})  # `extra` has the additional fields of the episode's header under this key
+    header = extra.get("header", {})  # under this key, `extra` stores additional fields of the header
     assert isinstance(header, Mapping)
     return {**extra, "header": {**header, name: value}}
 
@@ -182,14 +182,14 @@ def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArray
     names = sorted({name for cost_of in costs_of_steps for name in cost_of})
     if not names:  # no step has a valid cost
         return recording
-    # One row per step, and one column per name of a cost.
+    # `rows` contains one row per step, and one column per name of a cost.
     rows = np.array([[cost_of.get(name, NO_COST) for name in names] for cost_of in costs_of_steps])
     extra = add_header_field(recording.extra, channels.LABELS, names)
     return replace(recording, further={**recording.further, channels.LABEL_COST: rows}, extra=extra)
 
 
 def _select_valid_costs(cost: object) -> dict[str, float]:
-    # Return a step's costs by name; a value is left out unless it is a single number from 0 to `LARGEST`.
+    # Return a step's costs by name; values other than single numbers from 0 to `LARGEST` are left out.
     # `cost` is a mapping from names to numbers, or one number, which gets the name "cost"; None = no cost.
     cost_of = cost if isinstance(cost, Mapping) else {"cost": cost}
     numbers = {str(name): _read_number(value) for name, value in cost_of.items() if value is not None}
@@ -268,10 +268,12 @@ def _find_invalid_numbers(recording: EpisodeArrays) -> Iterator[tuple[str, str]]
                 yield "an impulse is negative or infinite", f"contacts.{name}"
 
 
-# The file of one raw episode (`.npz`) has the arrays of `CHANNELS` by name, without pickles.
+# The file of one raw episode (`.npz`) contains the arrays of `CHANNELS` by name, without pickles.
 # Equal episodes give equal bytes. Bodies are indices in `body_roles`. `header` and `extra` are JSON texts in UTF-8.
-# `header` has the fields of the episode's header, `body_roles`, the number of `records`, and the names of `arrays`.
-# If the file lacks an array that `arrays` names, the array was lost. All other missing arrays were not recorded.
+# `header` contains the fields of the episode's header and `body_roles`.
+# `header` also contains the number of `records`, and the names of `arrays`.
+# If `arrays` lists an array that is missing in the file, the array was lost.
+# All other missing arrays were not recorded.
 
 
 # A zip archive stores a time for each file. A fixed time keeps the bytes of equal episodes equal.
@@ -310,12 +312,12 @@ def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:  # a single record has no actions
         values.update({spec.name: None for spec in channels.NUMERIC if spec.is_per_action})
-    # A channel with values for several bodies also needs the array with the indices of these bodies.
+    # A channel with values for several bodies needs a further array: the indices of the bodies.
     recorded_poses = [spec for spec in channels.POSES if values[spec.name] is not None]
     values.update({spec.bodies: getattr(recording, spec.bodies) for spec in recorded_poses})
     if recording.contacts is not None:
         columns = recording.contacts.columns()
-        # Columns that were not recorded have only NaN, and are left out.
+        # Columns that were not recorded contain only NaN, and are left out.
         if channels.NET_FORCE not in channels.recorded_forces(recording.header.get("forces")):
             del columns[channels.NET_FORCE]
         if np.isnan(columns[channels.NET_IMPULSE]).all():

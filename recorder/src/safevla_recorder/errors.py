@@ -30,7 +30,7 @@ def truncate_text(text: str, most: int = 120) -> str:
 
 def indent_further(text: str, margin: str = "  ") -> str:
     """Indent all lines except the first, unless they begin with `margin` already. Return the text."""
-    # This way, a name with a line break cannot imitate a line of a message.
+    # Because of the indent, a name with a line break cannot imitate a line of a message.
     first, *others = text.split("\n")
     return "\n".join([first, *(line if line.startswith(margin) else margin + line for line in others)])
 
@@ -220,7 +220,7 @@ def learn_secret(secret: str) -> None:
 
 def redact_secrets(text: str) -> str:
     """Replace registered secrets, and the user names, passwords, parameters and fragments of URLs, with `HIDDEN`."""
-    # The longest secrets are first, because a secret may contain a shorter one.
+    # The longest secrets are replaced first, because a secret may contain a shorter secret.
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _ADDRESS.sub(_redact_address, text)
@@ -236,7 +236,7 @@ def _redact_address(match: re.Match[str]) -> str:
 def _redact_user(after_scheme: str) -> str:
     # Hide the user name and password, which end with the last @ before the path.
     # `after_scheme` is the part of a URL after "://", such as `user:password@host/path`.
-    # The index of the @; negative = there is none before the path, and 0 = nothing precedes it.
+    # The index of the @; negative = no @ precedes the path, 0 = nothing precedes the @.
     at_sign = _AUTHORITY.match(after_scheme)[0].rfind("@")  # type: ignore[index]
     if at_sign <= 0 and _PASSWORD.match(after_scheme):
         at_sign = after_scheme.rfind("@")  # the password contains an unescaped slash
@@ -287,6 +287,6 @@ def _clean_message(record: logging.LogRecord) -> bool:
     # A filter for logging: redact secrets in the message, escape invisible characters,
     # and indent all lines except the first. The result True means that the record is logged.
     lines = indent_further(redact_secrets(record.getMessage())).split("\n")
-    # The message already contains its arguments, so logging must not insert them again.
+    # The message already contains its arguments, so logging must not insert arguments again.
     record.msg, record.args = "\n".join(map(escape_controls, lines)), None
     return True

@@ -64,14 +64,14 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
     # `out` is the run folder that the user chose; `worker` is the name that the user gave this process, or None.
     if worker is None and parent_process() is None:  # no name, and not a child process of `multiprocessing`
         return out, None
-    # Try these names in turn, until one names a folder that this process may use.
+    # Try these names in turn, until a folder is found that this process may use.
     if worker is None:
         names: Iterator[str] = map(str, count())  # 0, 1, ...
     else:
         names = chain([worker], (f"{worker}-{number}" for number in count(2)))  # NAME, NAME-2, NAME-3, ...
     for name in names:
         worker_folder = out / f"worker_{name}"
-        # `_open_folders` has the folders into which this process already records.
+        # `_open_folders` contains the folders into which this process already records.
         if worker_folder.resolve() in _open_folders or _claim_worker_folder(worker_folder):
             return worker_folder, name
     raise AssertionError("unreachable: the list of names has no end")
@@ -81,7 +81,7 @@ def _claim_worker_folder(path: Path) -> bool:
     """Lock a new or free folder, and return True. Return False if another process may use it."""
     # `path` is a worker's folder, `out/worker_NAME`. Raises `RunError` if another run made this folder.
     _make_folder(path.parent)
-    with suppress(FileExistsError):  # an existing folder is handled below
+    with suppress(FileExistsError):  # the code below handles an existing folder
         path.mkdir()
         _claims[path] = lock_folder(path)  # the descriptor of the lock file, which `release_claims` unlocks
         call_at_exit(release_claims)
@@ -95,7 +95,7 @@ def _claim_worker_folder(path: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         is_of_this_run = False
     if not is_of_this_run:
-        # This call raises an error, because the folder contains run.json.
+        # The next call raises an error, because the folder contains run.json.
         require_free_folder(path, is_writer_file, _OTHER_OUT)
     try:
         lock = lock_folder(path)
@@ -139,7 +139,7 @@ def _session_name() -> str:
     parent = parent_process()  # None unless this process is a worker of `multiprocessing`
     process_id = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused, so add the process's start time (on Linux)
-        # The process's own name is in parentheses and may contain blanks, so split only the text after it.
+        # The process's own name is in parentheses and may contain blanks, so split only the text after the parentheses.
         # The start time is field 22 of the whole line, and field 19 (counted from 0) of this text.
         fields_after_name = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
         return f"{process_id}-{fields_after_name[19]}"
@@ -151,7 +151,8 @@ def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mappi
     made. Raises `RunError` if the folder contains other files, and `FileError` if it cannot be written.
     """
     # `rules` are the facts about the user's loop, such as the policy's name and the horizon.
-    # `volatile` has facts for run.json that differ between runs, such as the start time; a reused folder ignores them.
+    # `volatile` contains facts for run.json that differ between runs, such as the start time.
+    # A reused folder ignores `volatile`.
     path = out.resolve()
     with _turn:
         folder = _open_folders.get(path)  # None = this process does not use the folder yet
@@ -166,7 +167,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Prepare a folder at `out`; write nothing yet. `volatile` has facts for run.json that differ between runs."""
+        """Prepare a folder at `out`; write nothing yet. `volatile` are facts for run.json that differ between runs."""
         self.path = out
         self.episode_ids: set[str] = set()
         self._description: dict[str, Any] = {
@@ -213,11 +214,11 @@ class RunFolder:
         folder, unless `reopen` has read it. Raises `RunError` if the folder already contains other files, and
         `FileError` if the folder or run.json cannot be written.
         """
-        # `host` is the simulator's name (None = no name), `versions` maps distributions to their versions,
-        # and `policy` is a name. A `privileged` policy sees simulator state that no real robot has.
+        # `host` is the simulator's name (None = no name). `versions` maps distributions to their versions.
+        # `policy` is a name. A `privileged` policy sees simulator state that no real robot has.
         # If `versions` lacks safevla-recorder, this code's version is that of safevla-bench.
         own_package = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
-        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}  # of earlier recordings
+        policies = {row["policy"]: row["privileged"] for row in self._description["policies"]}  # policies so far
         policies[policy] = privileged
         self._description.update(
             host=host,
@@ -236,7 +237,7 @@ class RunFolder:
 
     def reopen(self, host: str | None) -> None:
         """Continue an existing folder. Raises `RunError` if it is damaged, or if its host or protocol differs."""
-        place = errors.Place(file=str(self.path / RUN))  # the file that an error names
+        place = errors.Place(file=str(self.path / RUN))  # the file that an error message names
         try:
             self._written_description = (self.path / RUN).read_bytes()
             stored = json.loads(self._written_description)
@@ -370,14 +371,14 @@ def require_policy_name(policy: object) -> None:
 def describe_process() -> dict[str, object]:
     """Return facts about this process for run.json: command line without secrets, current time, session name."""
     # `started` is the time of this call, at which a recording starts, and not the start time of the process.
-    # Microseconds distinguish runs that a script begins in the same folder, one after the other.
+    # Microseconds distinguish runs that a script begins one after another in the same folder.
     started = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     return {"command": errors.redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session_name()}
 
 
 def is_writer_file(path: Path) -> bool:
     """Return whether a path has the name of a writer's lock or of an unfinished file."""
-    # Only the name is checked: such a file may belong to a killed writer, or to a writer that is still running.
+    # Only the name is checked: the file may belong to a killed writer, or to a writer that is still running.
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
@@ -410,7 +411,7 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
 
 def _shorten_path(path: Path) -> str:
-    # Return the path as a text: relative to the user's working directory if it is inside, otherwise unchanged.
+    # Return the path as a text: relative to the user's working directory if the path is inside, otherwise unchanged.
     with suppress(ValueError, OSError):  # the path may be relative, or the working directory may be deleted
         if os.path.samefile(os.environ.get("PWD", ""), "."):  # shell and process have the same working directory
             return str(path.relative_to(Path.cwd()))
@@ -453,7 +454,7 @@ def _escape_invisible(character: str) -> str:
     if character == "\n" or errors.is_visible(character):
         return character
     # For a lone surrogate, the JSON text contains the sequence from `escape_surrogates`.
-    return json.dumps(errors.escape_surrogates(character))[1:-1]  # without the quotation marks
+    return json.dumps(errors.escape_surrogates(character))[1:-1]  # remove JSON's quotation marks
 
 
 # A lock allows one writer per run folder. The operating system releases the lock when the writer's process ends.
@@ -488,7 +489,7 @@ def lock_folder(folder: Path, option: str = "--out") -> int:
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
     """Close the lock's `descriptor`. If this process itself, not its parent, took the lock, remove the lock file."""
-    # `_held_locks` has the descriptors of the locks that this process took; a forked child begins with an empty set.
+    # `_held_locks` lists the descriptors of the locks that this process took; a forked child begins with an empty set.
     # If another process has replaced the lock file, the file is not removed.
     if descriptor in _held_locks and _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
@@ -577,7 +578,7 @@ class RunWriter:
         self._lock = lock_folder(self.path, "out=")  # "out=": the option that an error message names
         try:
             status = self.path.stat()
-            self._folder_id = status.st_dev, status.st_ino  # the same after the folder was renamed
+            self._folder_id = status.st_dev, status.st_ino  # stays the same if the folder is renamed
             if (self.path / RUN).exists():  # an earlier `RunWriter` made the folder
                 self._folder.reopen(host)
             self._folder.begin_block(host, self._versions, policy, privileged=privileged)
@@ -634,7 +635,8 @@ class RunWriter:
             FileError: the episode cannot be written.
         """
         with self._folder.take_turn():  # until the row is written, no other thread may get the same number
-            # Two recorders have the same key only if one is a copy. A user's own class may lack this attribute.
+            # Two recorders have the same key only if one is a copy of the other.
+            # A user's own class may lack this attribute.
             key = getattr(recorder, "episode_key", "")
             if key and _WRITTEN.get((*self._folder_id, key)) in self._folder.episode_ids:
                 remedy = "Call `begin` at the start of each episode, and `write` once at its end."
@@ -651,9 +653,10 @@ class RunWriter:
         costs: Sequence[object] | None,
         header: Mapping[str, object],
     ) -> str:
-        # Check the episode and write it; return its id. `reason` says why it was stopped or why its action is invalid.
-        # `costs` has the simulator's own cost of each step. `fields` are the checked header fields with defaults,
-        # and `number` counts the policy's earlier episodes of the task.
+        # Check and write the episode; return its id.
+        # `reason` says why the episode was stopped, or why an action is invalid.
+        # `costs` lists the simulator's own cost of each step. `fields` are the checked header fields with defaults.
+        # `number` is the number of the policy's earlier episodes of the task.
         fields, number = self._complete_header(header, _REQUIRED_FOR_RECORD)
         run_fields = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **run_fields})
@@ -702,7 +705,7 @@ class RunWriter:
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
         # Return the header's fields, with defaults, and the episode's number. A missing field or a used id is an error.
-        # `header` has the fields that `write` received, which override the constructor's fields.
+        # `header` contains the fields that `write` received, which override the constructor's fields.
         # `required` names the fields that must be present. The number (from 0) counts a policy's episodes of the task.
         if self._is_closed:
             remedy = "Write before `close`, inside the `with` block. A new RunWriter adds episodes to the folder."
@@ -728,7 +731,7 @@ class RunWriter:
         self, fields: Mapping[str, Any], episode_number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
         # Write the episode's row, and its arrays unless `content` is None. Return the episode's id.
-        # `fields` are the checked header fields, and `content` has the bytes of the `.npz` file.
+        # `fields` are the checked header fields, and `content` is the bytes of the `.npz` file.
         header_fields = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
         values: dict[str, Any] = {name: fields.get(name) for name in header_fields}
         # In a user's own loop, the policy's seed is unknown.
@@ -742,7 +745,7 @@ def _convert_field(name: str, value: object) -> Any:
     # Raise an error if no field has this name, or if the field cannot have this type or value.
     if name not in _ALLOWED_FIELDS:
         raise _field_error(name, "an episode has no field of this name", f"Fields: {', '.join(_ALLOWED_FIELDS)}.")
-    plain: Any = value.tolist() if hasattr(value, "tolist") else value  # arrays and NumPy's numbers have `tolist`
+    plain: Any = value.tolist() if hasattr(value, "tolist") else value  # `tolist` exists for arrays and NumPy's numbers
     if plain is None:
         return None
     if name == "joint_torque_limit_nm":

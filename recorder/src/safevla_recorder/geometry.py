@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2  # special values of `Part.parent`
 ALL_MOTION = tuple(range(6))  # value of `Part.motion` if all components can change
-MERGED_M = 0.005  # boxes are merged if the merged box extends beyond them by less than this [m]
+MERGED_M = 0.005  # a merged box extends beyond the original boxes by less than this distance [m]
 _RESOLUTION = 2.0**-22  # motions are rounded to 0.24 µrad or µm, so that compressed records stay small
 
 
@@ -43,15 +43,15 @@ class Geometry:
     """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Describe `P` parts by their world poses [P, 3] and [P, 4]. `hand` has the indices of hand and fingers."""
+        """Describe `P` parts by their world poses [P, 3] and [P, 4]. `hand` are the indices of hand and fingers."""
         # Positions are in m, quaternions are wxyz.
-        self._moving_parts = [k for k, part in enumerate(parts) if part.motion]  # indices in `parts`
+        self._moving_parts = [k for k, part in enumerate(parts) if part.motion]  # indices of moving parts in `parts`
         # Each moving part has six components of motion; keep only the components that can change.
         self._motion_columns = [
             6 * k + axis for k, part in enumerate(self._moving_parts) for axis in parts[part].motion
         ]
         # The index −1 means the world: `_relative_poses` appends the world's frame as the last row.
-        # A tracked part has no parent. It gets the world's index.
+        # A tracked part has no parent. Its parent's index is set to that of the world.
         self._parents = [max(part.parent, WORLD) for part in parts]
         # Positions [1, P, 3] and quaternions [1, P, 4] in record 0, relative to the parents.
         self._start_poses = self._relative_poses(position[None], quaternion[None])
@@ -61,7 +61,8 @@ class Geometry:
 
     def _relative_poses(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
         # Return the parts' poses in their parents' frames, given their world poses [n, P, 3] and [n, P, 4].
-        # `_parents` has the index of each part's parent; −1 selects the last frame, that of the world, appended here.
+        # `_parents` lists the index of each part's parent; −1 selects the last frame.
+        # The world's frame is appended here as the last frame.
         records = len(position)
         parent_position = np.concatenate([position, np.zeros((records, 1, 3))], axis=1)[:, self._parents]
         world_quaternion = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (records, 1, 4))
@@ -71,7 +72,7 @@ class Geometry:
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
         """Return `link_motion` [n, M] from world poses [n, P, 3] and [n, P, 4]; None if `M` is 0 or `text` is None."""
-        # `link_motion` has the motion of the moving parts since record 0, relative to their parents:
+        # `link_motion` is the motion of the moving parts since record 0, relative to their parents:
         # one row per record, one column for each of the `M` components that can change, in rad or m.
         # `_start_poses` are the parts' poses in record 0, relative to their parents.
         if self.text is None or not self._motion_columns:
@@ -99,7 +100,7 @@ class Geometry:
             row = {"body": part.body, "parent": part.parent, "motion": list(part.motion)}
             # The pose of a tracked part is recorded by the channels of its body.
             row["pose"] = [] if part.parent == TRACKED else [round(number, 8) + 0.0 for number in pose]
-            boxes = merge_boxes(np.ascontiguousarray(part.boxes).tobytes()).tolist()  # the cache needs bytes
+            boxes = merge_boxes(np.ascontiguousarray(part.boxes).tobytes()).tolist()  # the cache needs hashable bytes
             shape_rows = [[round(number, 6) + 0.0 for number in shape] for shape in boxes + part.planes.tolist()]
             if shape_rows:
                 row["shape"] = hashlib.sha256(json.dumps(shape_rows).encode()).hexdigest()[:16]
@@ -180,7 +181,7 @@ def merge_boxes(content: bytes) -> Floats:
         if not pairs:
             break
         unpaired = [k for k in range(len(boxes)) if k not in paired]
-        # Replace each pair i, j by a box with the axes of i around both.
+        # Replace each pair i, j by a box that encloses both boxes and has the axes of box i.
         joined = [
             np.concatenate([
                 boxes[i, :3] + rotate(boxes[i, 3:7], (low[i, j] + high[i, j]) / 2.0),
@@ -198,7 +199,7 @@ def _measure_joins(boxes: Floats) -> tuple[Floats, Floats, Floats]:
     """Enclose each pair of boxes i and j in a box with the axes of i. Return an upper bound of how far the new box
     extends beyond i and j, [K, K] (inf for i = j), and the new box's low and high corners in i's frame, [K, K, 3].
     """
-    # A row of `boxes` [K, 10] has center [3] in m, quaternion [4] wxyz and half sizes [3] in m.
+    # A row of `boxes` [K, 10] contains center [3] in m, quaternion [4] wxyz and half sizes [3] in m.
     # The frame of box i has its origin at the center of i. In the arrays below, axis 0 is box i, and axis 1 is box j.
     inverse, half_size = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center_of_j = rotate(inverse, boxes[None, :, :3] - boxes[:, None, :3])

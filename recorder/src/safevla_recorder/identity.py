@@ -1,7 +1,7 @@
 """The identity of a task: hashes of its definition, initial states and simulator code, compared with official hashes.
 
 A name does not prove which task was simulated. The hashes prove it, but they do not cover the simulator's assets.
-`official_tasks.json` has the hashes of the official suites; docs/tools/official_tasks.py writes it.
+`official_tasks.json` contains the hashes of the official suites; docs/tools/official_tasks.py writes it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def read_identity(
     """Return the identity of a task: the hashes of its file or class, of its initial states [count, state], and of the
     code in `folder` of an imported package. If one of these is unreadable, all hashes are unknown; logs a warning.
     """
-    # `definition` is the task's file or class, `states` are None if there is no array of initial states,
-    # and `folder` is a path relative to the package's own folder.
+    # `definition` is the task's file or class. `states` are None if there is no array of initial states.
+    # `folder` is a path relative to the package's own folder.
     try:
         if isinstance(definition, type):
             task = hash_class(definition)
@@ -117,7 +117,7 @@ _OWN_PACKAGES = ("safevla_bench", "safevla_recorder")
 @lru_cache(maxsize=None)
 def describe_code(package: str = "") -> str:
     """Return a text that identifies this process's code: for each imported package among safevla_bench,
-    safevla_recorder and `package`, name and 16 digits of its files' hash; `unknown` if a file is unreadable, or if
+    safevla_recorder and `package`, the name and 16 digits of its files' hash; `unknown` if a file is unreadable, or if
     `package` is a module without a file. Cached.
 
     A version does not identify code: two commits may share it. Normal and editable installations have equal hashes.
@@ -140,7 +140,7 @@ def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
         file = Path(str(module.__file__))
         yield file.name, file.read_bytes()
         return
-    for folder in map(Path, module.__path__):  # one folder, or several of a package without `__init__`
+    for folder in map(Path, module.__path__):  # one folder; several folders for a package without `__init__`
         for path in folder.rglob("*"):
             name = path.relative_to(folder)
             if path.suffix in _CODE_SUFFIXES and not any(part.startswith(".") for part in name.parts):
@@ -188,7 +188,7 @@ def _lists_file(distribution: importlib.metadata.Distribution, relative: str, fi
 
 def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
     # Return whether the distribution is an editable installation of the project that contains `file`.
-    # The metadata file `direct_url.json` has the URL of the project's folder.
+    # The metadata file `direct_url.json` contains the URL of the project's folder.
     # Files in `site-packages`, such as in a virtual environment inside this folder, do not belong to the project.
     direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
     project_folder = Path(str(direct_url.get("url", "")).partition("file://")[2] or "/nowhere")  # does not exist
@@ -221,8 +221,8 @@ class OfficialSuite(NamedTuple):
 @lru_cache(maxsize=None)
 def official_suites() -> dict[str, OfficialSuite]:
     """Return the official suites by benchmark name; aliases are included. Cached."""
-    # For each host (simulator), the JSON file has the hashes of the host's code by "distribution version",
-    # and the host's suites by name. A suite maps ids to tasks; an alias is the name of another suite.
+    # For each host (simulator), the JSON file lists the hashes of the host's code by "distribution version".
+    # The file also lists the host's suites by name. A suite maps ids to tasks; an alias is the name of another suite.
     # A task is a list of the fields of `OfficialTask`: name, instruction, two hashes, and number of initial states.
     suites: dict[str, OfficialSuite] = {}
     for host_data in json.loads(_DATA.read_text(encoding="utf-8")).values():

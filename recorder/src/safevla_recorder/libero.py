@@ -93,7 +93,7 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         # Replace the task's initial states by `init_states`, [count, state], or [state] for a single one.
-        # The hash of the states identifies them in the records.
+        # In the records, the hash of the states identifies the initial states.
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
         self.identity = replace(self.identity, init_states_sha256=identity.hash_array(self._init_states))
 
@@ -103,17 +103,17 @@ class RecordableLibero(attachment.RecordableEnv):
         # The functions `after_...` get the hooked method's result, which is not used, and the arguments of its call.
         # `state_hooks` report the states that the script sets in `env.sim`, as `env.set_init_state` does.
         state_hooks: list[Undo] = []
-        is_repeated = False  # True if the last reset failed; LIBERO resets again if it could not place the objects
+        is_repeated = False  # True if the last reset failed; after a failure to place the objects, LIBERO resets again
 
         def before_reset() -> None:
             nonlocal is_repeated
-            cutter.on_interruption()  # has an effect only if a script resets `env.env` directly
+            cutter.on_interruption()  # this hook is needed only if a script resets `env.env` directly
             with cutter.guard():
                 undo_all(state_hooks)
                 seed = fresh_global_seed()
                 if seed is not None:  # the seed may have been set before the hooks were attached
                     cutter.on_seed(seed)
-                elif not is_repeated:  # numbers were drawn since the seed was set; only a failed reset may draw them
+                elif not is_repeated:  # numbers were drawn since the seed was set; only a failed reset may draw numbers
                     cutter.forget_seed()
                 is_repeated = True
             self._goals.read()  # drop results from before the reset
@@ -178,7 +178,7 @@ class RecordableLibero(attachment.RecordableEnv):
         return {ABSOLUTE: True} if getattr(controller, "use_delta", True) is False else {}
 
     def target_object(self) -> str | None:
-        # Return the name of the first movable object in the goal's predicates; None if they have only fixtures.
+        # Return the name of the first movable object in the goal's predicates; None if all of them are about fixtures.
         targets = goal_targets(self._env)
         return targets[0] if targets else None
 
@@ -228,7 +228,7 @@ class GoalWatch:
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
         # `domain` is LIBERO's inner environment.
-        # `_latest` has the results since the last `read`, by predicates such as "on bowl_1 plate_1".
+        # `_latest` maps predicates, such as "on bowl_1 plate_1", to their results since the last `read`.
         self._domain = domain
         self._latest: dict[str, bool] = {}
 
@@ -337,7 +337,7 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
     """Return benchmark and task of a BDDL file: the official suite and task, or names from `name_own_task`."""
     # `language` is the instruction in the BDDL file.
-    # Official suites take their instructions from file names instead, unless the suite rewords them.
+    # Official suites take instructions from file names instead, unless the suite rewords instructions.
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)

@@ -47,7 +47,7 @@ class RecordingSession:
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
         """Begin recording now, or at the environment's first reset if this reset makes the simulator."""
         # `env` is the environment that the user passed, perhaps a wrapper. `begin` attaches hooks to a simulator.
-        # It returns the object that turns the simulator's events into episodes (the cutter),
+        # `begin` returns the object that turns the simulator's events into episodes (the cutter),
         # the folder that the episodes are written into, and a function that removes the hooks.
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
@@ -78,15 +78,15 @@ class RecordingSession:
         self._recording[0].owner = self  # keeps this session alive as long as the environment
 
     def _watch_reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        # Replaces `reset` of the wrapper that the user passed; `original` is the wrapper's own method,
-        # whose result is returned unchanged. Records a simulator that the reset makes.
+        # Replaces `reset` of the wrapper that the user passed; `original` is the wrapper's own method.
+        # The result of the wrapper's `reset` is returned unchanged. Records a simulator that the reset makes.
         if not known_kinds():
             with suppress(Exception):  # import the class now, to notice the instances that the reset makes
                 importlib.import_module(_LIBERO)
         # During the reset, `_begin_with` is called with each new instance of LIBERO's and RoboCasa's environments.
         with attachment.watch_construction(known_kinds(), self._begin_with):
             result = original(*args, **kwargs)
-        # `_begin_with` stores the simulator that it records. If `env` now contains a different one, warn of that one.
+        # `_begin_with` stores the simulator that it records. Warn if `env` now contains another simulator.
         simulator = _find_simulator(self.env)
         if simulator is not self._simulator and simulator is not None:
             self._simulator = simulator
@@ -138,7 +138,7 @@ class RecordingSession:
 
     def _close_at_exit(self) -> None:
         # Called when the process ends. Marks the run as incomplete if the end interrupts an episode or is a failure.
-        if os.getpid() != self._process_id:  # this is a forked copy of the process
+        if os.getpid() != self._process_id:  # this process is a forked copy
             return
         is_running = self._recording is not None and self._recording[0].is_running
         is_interrupted = is_running or _is_process_failing()
@@ -155,7 +155,7 @@ class RecordingSession:
             cutter.stop(reason)
         else:
             cutter.on_interruption()
-        undo()  # remove the hooks
+        undo()  # `undo` removes the hooks
         # The run is complete only if it was not stopped and no episode was lost.
         folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
 
@@ -166,7 +166,8 @@ def _is_process_failing() -> bool:
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     # The interpreter sets `last_type` when an uncaught exception ends the main process.
-    # `_exit_codes` has the exit code of a `multiprocessing` child since Python 3.13; it is not 0 after a failure.
+    # `_exit_codes` contains the exit code of a `multiprocessing` child since Python 3.13.
+    # After a failure, the exit code is not 0.
     return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
 
 
@@ -184,7 +185,7 @@ def _watch_exit_code() -> None:
 def _note_exit_code() -> None:
     # Append this process's exit code to `_exit_codes`. `multiprocessing` has no public way to read it.
     frame = sys._getframe()
-    # Go up the call stack to multiprocessing's `BaseProcess._bootstrap`; a local variable there has the exit code.
+    # Go up the call stack to multiprocessing's `BaseProcess._bootstrap`; a local variable there stores the exit code.
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "_bootstrap":
@@ -333,7 +334,7 @@ def record_until_closed(
     # `folder` is the folder of this process, and `name` is the process's name in the ids of episodes (None = no name).
     folder, name = claim_folder(Path(out).absolute(), _check_worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
-    # A wrapper may lack `close`, or its attributes cannot be set; it is then recorded until the process ends.
+    # If a wrapper lacks `close`, or its attributes cannot be set, recording continues until the process ends.
     with suppress(AttributeError, TypeError):
         hook_call(env, "close", recording.close_quietly)  # `close_quietly` runs before the simulator is freed
     return env
@@ -382,8 +383,8 @@ def known_kinds() -> list[type]:
 def list_attachments() -> list[tuple[str, EntryPoint]]:
     """Return pairs (distribution's name, entry point) for the entry points of `ENVIRONMENTS`, sorted by these names."""
     # `entry_points()` is not suitable: its result depends on the Python version, and may not name the distributions.
-    # If several distributions have the same name, Python uses the first one.
-    # In reversed order, the first one is the last to enter the dict, and replaces the others.
+    # If several distributions share a name, Python uses the first one.
+    # In reversed order, the first distribution replaces later ones with the same name in the dict.
     installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
@@ -391,7 +392,7 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 
 def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
     # Return the error for an environment that cannot be recorded.
-    # `failures` are sentences about entry points that raised errors; they are added to the message.
+    # `failures` are sentences about entry points that raised errors; the sentences are added to the message.
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
         "Import the simulator, then pass its own environment (`env.unwrapped`) or a wrapper of this environment. "
@@ -406,7 +407,7 @@ def _unsupported_error(env: object, failures: Sequence[str]) -> HostError:
 
 def _check_worker_name(worker: int | str | None) -> str | None:
     # Return the name of a recording process as a text; None = no name was given.
-    # Raise `RunError` unless it fits into names and ids: only ASCII letters, digits, - and _ are allowed.
+    # Raise `RunError` unless the text fits into names and ids: only ASCII letters, digits, - and _ are allowed.
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"invalid worker name {name!r}", remedy="Use a number, or letters, digits, - and _.")

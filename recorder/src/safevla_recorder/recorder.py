@@ -72,7 +72,7 @@ def assemble_recording(
     """Return an episode from its arrays. `channels` holds all channels and fields of `EpisodeArrays` that have no
     separate argument; None = not recorded. Without finger groups, grips are not recorded.
     """
-    # `geoms` has the bodies, their roles and the finger groups; `header` has the episode's facts.
+    # `geoms` describes the bodies, their roles and the finger groups; `header` contains the episode's facts.
     # `records` is n, the number of control steps plus one for record 0.
     # `gripped` [n], or [n, A] for `A` arms, is the index in `roles` of each gripper's held body; `NOTHING` = no body.
     # `supported` [n, W]: whether contacts carry at least half the weight of each of the `W` bodies in `geoms.weights`.
@@ -190,7 +190,7 @@ class EpisodeLog(ABC):
         the step's contacts; then the step's record cannot be added.
         """
         self.decode_pending()
-        # These lists have one item per block of successive records; without recorded contacts, they are empty.
+        # Each list contains one item per block of successive records. Without recorded contacts, the lists are empty.
         # `_supported` is also empty if no body's weight is known.
         contacts = join_contacts(self._decoded_contacts) if self._decoded_contacts else None
         gripped = np.concatenate(self._gripped) if self._gripped else None
@@ -207,7 +207,7 @@ class EpisodeLog(ABC):
         self.decode_pending()
         newest_contacts = gripped = supported = None
         if self._decoded_contacts:
-            # These lists have one item per block of successive records; the newest record is the last of its block.
+            # Each list contains one item per block of successive records. The newest record is the last of its block.
             contacts, gripped = self._decoded_contacts[-1], self._gripped[-1][-1:]
             is_newest = contacts.record == len(self._rows) - 1
             newest_contacts = ContactList(*(column[is_newest] for column in contacts.columns().values()))
@@ -224,7 +224,7 @@ class EpisodeLog(ABC):
         self.require_episode()
         if self._substep_ends:
             assert self._source is not None
-            # For each of these records, the number of the source's substeps up to the record's end.
+            # For each record that is not decoded yet: the number of the source's substeps up to the record's end.
             ends, self._substep_ends = np.array(self._substep_ends), []
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
@@ -233,7 +233,7 @@ class EpisodeLog(ABC):
         substeps up to the end of each record; later substeps are left out. `substep_s` is None for a single instant.
         """
         assert self._filter is not None
-        # `contacts` has every contact point since the last decoding. The new records follow the decoded ones.
+        # `contacts` contains every contact point since the last decoding. The new records follow the decoded ones.
         geoms, decoded_records = self._geoms, sum(len(block) for block in self._gripped)
         record_of_substep = decoded_records + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         # Substeps after the last end belong to a control step without a record; `_add_step` rejects that step later.
@@ -250,7 +250,7 @@ class EpisodeLog(ABC):
 
 def step_range_s(substep_counts: Collection[int], substep_s: float) -> tuple[float, float]:
     """Return the durations in s of the control steps with the fewest and the most substeps; (0, inf) without steps."""
-    # `substep_counts` has the numbers of physics substeps in control steps; a substep takes `substep_s` seconds.
+    # `substep_counts` are the numbers of physics substeps in control steps; a substep takes `substep_s` seconds.
     if not substep_counts:
         return 0.0, math.inf
     return min(substep_counts) * substep_s, max(substep_counts) * substep_s
@@ -319,7 +319,7 @@ class SceneMap:
         without_role = sorted({*self.shapes.values(), *chain(*self.fixtures), *part_bodies} - set(self.roles))
         if without_role:
             raise HostError(f"{without_role[0]} has no role", remedy=f"Give a role in `roles`: {', '.join(ROLES)}.")
-        # The dataclass is frozen, so fill the dict that it already has.
+        # The dataclass is frozen, so fill its existing dict.
         self._index_of_shape.update({shape: index for index, shape in enumerate(self.shapes)})
         for shape in chain(*(self.fingers or ())):
             self.place_of(shape)  # raises an error for an unknown shape
@@ -349,7 +349,7 @@ class SceneMap:
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         index_of_body = {name: index for index, name in enumerate(roles)}
         # Each array has one number per shape. In `place`, this is the index of the body that owns the shape.
-        # `fingers` and `fixtures` have the number (from 1) of the shape's finger group or fixture; 0 = none.
+        # In `fingers` and `fixtures`, this is the number (from 1) of the shape's finger group or fixture; 0 = none.
         return GeomMap(
             roles=roles,
             place=np.array([index_of_body[name] for name in self.shapes.values()], dtype=np.int64),
@@ -382,7 +382,7 @@ class _Snapshot(NamedTuple):
 
 
 _NAME_ARMS = "Name the arms: `EpisodeRecorder(scene, arms=...)`."
-_END_EFFECTOR = "the end effector"  # as messages name the end effector
+_END_EFFECTOR = "the end effector"  # the name in messages
 
 
 class EpisodeRecorder(EpisodeLog):
@@ -434,16 +434,16 @@ class EpisodeRecorder(EpisodeLog):
         self.scene.require_roles(poses)
         self._rows = []  # if an error follows, no episode has begun
         self._substeps = 0  # number of substeps in the current control step
-        self._substep_torques: list[Floats] = []  # torques in each of these substeps
+        self._substep_torques: list[Floats] = []  # torques in each substep of the current control step
         self._contacts = _ContactBuffer(self.scene)
         if contacts is not None:
             self._contacts.add_substep(contacts)
         snapshot = self._pair_poses(poses, eef, state, parts, subgoals)
-        # For several arms, each arm's number of torques in record 0; `_join_torques` stores these numbers.
+        # For several arms, each arm's number of torques in record 0; stored by `_join_torques`.
         self._joint_counts: dict[str, int] = {}
         torques = self._join_torques(torques_nm)
         self._first_description = _describe_channels(snapshot, torques)
-        self._bodies, self._subgoal_names = tuple(poses), tuple(subgoals or ())  # in the order of record 0
+        self._bodies, self._subgoal_names = tuple(poses), tuple(subgoals or ())  # the order is that of record 0
         torque_peak = None if torques is None else np.abs(torques)
         first = self._make_row(snapshot, torques, torque_peak)
         geoms = self._map_geoms()
@@ -506,7 +506,7 @@ class EpisodeRecorder(EpisodeLog):
             return eef  # type: ignore[return-value]  # not a mapping
         poses = self._list_by_arm(eef, "poses of the end effectors")
         shapes = {_shapes_of_arrays(pose) for pose in poses}
-        # All arms must have only positions, or all must have orientations, too.
+        # Either all arms have an orientation, or no arm has one.
         if shapes not in ({((3,), None)}, {((3,), (4,))}):
             remedy = "Give each arm a position of three numbers, and each arm or no arm an orientation of four numbers."
             raise HostError("the poses of the end effectors have different or wrong sizes", remedy=remedy)
@@ -604,13 +604,14 @@ class EpisodeRecorder(EpisodeLog):
         )
 
     def _make_row(self, snapshot: _Snapshot, torques: Floats | None, torque_peak: Floats | None) -> Row:
-        # Return the arrays of one record by name. An argument that was not passed has no array.
+        # Return the arrays of one record by name. For arguments that were not passed, there are no arrays.
         # `torques` [J], N·m, are from the latest substep; `torque_peak` [J] are the control step's largest magnitudes.
         poses, eef_poses, state, parts, subgoals = snapshot
         self.scene.require_parts(len(parts))
         arm_count = len(self._arms) or 1
         allow_nan = bool(self._rows)  # record 0 must have no NaN, because displacements are measured from it
-        # For `A` arms, [1, 3A] and [1, 4A]; for `B` bodies or parts, [B, 3] and [Q, 4], where `Q` have an orientation.
+        # The shapes for `A` arms are [1, 3A] and [1, 4A].
+        # The shapes for `B` bodies or parts are [B, 3] and [Q, 4]; `Q` is the number of orientations.
         eef_positions, eef_quats = _read_poses(eef_poses, arm_count, allow_nan=allow_nan)
         body_poses = {name: poses[name] for name in self._bodies}
         body_positions, body_quats = _read_poses(body_poses, allow_nan=allow_nan)
@@ -732,7 +733,7 @@ def _shapes_of_arrays(pose: Pose | None) -> tuple[tuple[int, ...] | None, ...]:
 def _read_poses(
     poses: Mapping[str, tuple[Any, Any]], arm_count: int = 1, *, allow_nan: bool = True
 ) -> tuple[Floats | None, Floats | None]:
-    # Return positions [B, 3] and quaternions [Q, 4] of `B` named bodies, of which `Q` have an orientation (else None).
+    # Return the positions [B, 3] of `B` named bodies, and the quaternions [Q, 4] of the `Q` bodies with an orientation.
     # If the poses of `arm_count` = `A` arms are joined into one pose, return [1, 3A] and [1, 4A]. None = no values.
     # Raise an error with the body's name for a wrong shape, a quaternion of zeros or, unless `allow_nan`, NaN.
     positions = {name: position for name, (position, _) in poses.items()}
@@ -754,8 +755,8 @@ def _read_poses(
 
 def _stack_lists(kind: str, lists: Mapping[str, ArrayLike], size: int, allow_nan: bool) -> Floats | None:
     # Return the `K` named lists, which have `size` numbers each, as rows [K, size]; None if there are no lists.
-    # Raise an error for a list with a wrong shape or, unless `allow_nan`, with NaN;
-    # the message has `kind` and the list's name.
+    # Raise an error for a list with a wrong shape or, unless `allow_nan`, with NaN.
+    # The message contains `kind` and the list's name.
     if not lists:
         return None
     stacked = _copy_numbers([*lists.values()])
@@ -772,7 +773,7 @@ def require_same_channels(description: Mapping[str, object], first: Mapping[str,
     """Raise `HostError` unless a record or substep has the same bodies, channels and sizes as record 0. Both arguments
     map names of bodies or channels to values that must be equal, such as sizes.
     """
-    # A name that is missing in one mapping has the value None there.
+    # If a name is missing in one of the mappings, the value there counts as None.
     differing = sorted(name for name in {*description, *first} if description.get(name) != first.get(name))
     if differing:
         remedy = "Pass the same bodies and channels, with the same sizes, each time"

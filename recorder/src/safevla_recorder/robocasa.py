@@ -43,7 +43,7 @@ _GRIPPER_INDEX, _MODE_INDEX = 6, 11  # indices in an action: command of the grip
 _SEED_LIMIT = 2**63  # a seed must be below this number
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Names of lists in RoboCasa's description of an episode. Their order differs between processes, but does not matter.
-# RoboCasa 1.0.0 fills these lists from a Python set (`models/objects/kitchen_objects.py`, line 2962).
+# RoboCasa 1.0.0 fills the lists from a Python set (`models/objects/kitchen_objects.py`, line 2962).
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
@@ -166,7 +166,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         # The facts form one header field, named after the host. All values have JSON types.
         kitchen = self._env
         model = kitchen.sim.model._model
-        joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # in the order of `sim_state`
+        joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # joints in the order of `sim_state`
         options = {name: to_plain(getattr(kitchen, name)) for name in DRAWING_OPTIONS if hasattr(kitchen, name)}
         description = {
             "layout": to_plain(kitchen.layout_id),
@@ -317,7 +317,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     robot_bodies = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
     moving_bodies = {*recorder.moving_links(model, 0)} - {*robot_bodies}  # 0 is the world, the root of all bodies
     names = recorder.name_bodies(model, objects)
-    # `body_weldid` maps each body to the body to which the former is fixed. A body with a joint is mapped to itself.
+    # `body_weldid` maps a fixed body to the moving body (or the world) that carries it, and any other body to itself.
     body_name = tuple(
         names[root] if root in moving_bodies else name for name, root in zip(names, model.body_weldid.tolist())
     )
@@ -344,7 +344,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
 
 def _find_objects(kitchen: Kitchen, target: str | None) -> dict[str, int]:
     # Return a mapping from each object's name to the id of its root body in MuJoCo.
-    # RoboCasa does not list the blender's lid; it is an object here only if it is the `target`, which the goal places.
+    # RoboCasa does not list the blender's lid; the lid is an object here only as the `target`, which the goal places.
     objects = {str(name): int(body) for name, body in kitchen.obj_body_id.items()}
     if target == LID:
         lid = kitchen.blender.blender_lid

@@ -48,8 +48,8 @@ class KnownDifference:
 
     def describe(self, version: str) -> str:
         """Return a sentence, without a final period, about the difference in an installed version."""
-        # `version` is the installed version of the package. The sentence has the affected tasks, if they are limited,
-        # the first version with the difference, what differs, and the sources of this knowledge.
+        # `version` is the installed version of the package. The sentence states the first version with the difference,
+        # the affected tasks (unless all are affected), what differs, and the sources of this knowledge.
         tasks_prefix = f"{', '.join(self.tasks)}: " if self.tasks else ""
         since_note = f" (since {self.since})" if self.since and self.since != version else ""
         return f"{self.package} {version}{since_note}: {tasks_prefix}{self.statement} [{'; '.join(self.sources)}]"
@@ -109,7 +109,7 @@ def find_differences(
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
     """Warn of the known differences of the installed versions, unless this process has already warned of each."""
     differences = find_differences(host, versions)
-    # `_warned` has the keys of all earlier warnings of this process.
+    # `_warned` contains the keys of all earlier warnings of this process.
     warning_keys = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if warning_keys - _warned:
         _warned.update(warning_keys)

@@ -56,7 +56,7 @@ def detect_suffix(path: Path) -> str:
 def _holds_demonstrations(path: Path) -> bool:
     # Returns whether the HDF5 file seems to have demonstrations, which are groups with the names data/demo_N.
     # HDF5 stores the names of groups as plain text. A match may also be other text.
-    # This guess only selects the remedy; `replay:` then says exactly what is missing.
+    # The guess only selects the advice in an error message. Opening the file with `replay:` checks it exactly.
     # A name may begin in one block and end in the next, so the end of each block is searched with the next block.
     names = {b"data", b"demo_"}
     with files.open_input(path) as stream:
@@ -149,7 +149,7 @@ def append_episodes(path: str | Path, batch: Batch) -> None:
     if suffix not in jsonl.SUFFIXES:
         remedy = f"Append to a file with the suffix {' or '.join(jsonl.SUFFIXES)}, then run `safevla convert`."
         raise RecordError(f"episodes cannot be appended to a {suffix} file", remedy=remedy, place=Place(file=str(path)))
-    # All episodes are appended at once. If this fails, the file gets its former length again.
+    # All episodes are appended at once. If writing fails, the file is cut to its former length.
     files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
 

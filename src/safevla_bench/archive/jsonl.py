@@ -321,7 +321,7 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
     for t, step in enumerate(steps):
         if step.t != t:
             raise RecordError(f"t is {step.t}, expected {t}", remedy=_REMEDY_T, place=Place(step=t, field="t"))
-    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # other arrays hold this index
+    index_by_body = {name: index for index, name in enumerate(trajectory.body_roles)}  # other arrays store the index
     arrays: dict[str, Any] = {}  # maps the name of a recorded channel, or of its list of bodies, to values
     for spec in channels.POSES:
         if is_present[spec.name]:
@@ -407,7 +407,7 @@ def _read_poses(
     field = spec.name
     body_names = list(getattr(steps[0], field))
     for t, step in enumerate(steps):
-        difference = getattr(step, field).keys() ^ set(body_names)  # bodies only in this step, or only in step 0
+        difference = getattr(step, field).keys() ^ set(body_names)  # bodies only in step `t` or only in step 0
         if difference:
             remedy = "A field with poses must have the same bodies in every step."
             place = Place(step=t, field=f"{field}.{min(difference)}")

@@ -191,7 +191,7 @@ def _load_group(path: Path, file: pq.ParquetFile, number: int, row_count: int) -
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
     # Yields the episodes in the rows of `batches`, with one row per episode.
-    # `first` is the file's row number, from 1, of the first of these rows. Errors use such row numbers.
+    # Errors name the row number in the file, from 1. `first` is this number for the first row of `batches`.
     for rows in batches:
         try:
             batch = parquet_rows.decode_rows(rows)
@@ -227,7 +227,7 @@ def _check_columns(schema: pa.Schema) -> None:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     schema_types = {field.name: field.type for field in parquet_rows.SCHEMA}
     for field in schema:
-        expected = schema_types.get(field.name, "no such column")  # this text is not equal to any type
+        expected = schema_types.get(field.name, "no such column")  # a text, which differs from every type
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
         # Some columns had another type in older files, which is also accepted.

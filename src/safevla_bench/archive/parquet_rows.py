@@ -182,11 +182,11 @@ def _pose_column(poses: Poses, spec: channels.ChannelSpec, steps: Ints) -> pa.Ar
 
 
 def _has_contact_column(batch: Batch, name: str) -> Bools:
-    # Returns whether each episode's contacts have numbers in this column, [E]. For net forces, the header says this.
+    # Returns whether each episode's contacts have numbers in this column, [E]. For net forces, the header decides.
     if name == channels.NET_FORCE:
         is_recorded = np.array([name in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & is_recorded
-    # How many numbers are known before each contact. This count grows within an episode if a number is known there.
+    # The number of known values before each contact. An episode in which this count rises has a known value.
     # `contacts.starts` maps a record to its first contact, and `batch.starts` maps an episode to its first record.
     known_starts = offsets_of((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
     return np.diff(known_starts[batch.contacts.starts][batch.starts]) > 0
@@ -244,7 +244,7 @@ class _Columns:
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         # `outlines` have each row's header, roles of bodies, and number of records.
-        # `records`, `bodies` and `arms` [E] have the numbers of these items in each row.
+        # `records`, `bodies` and `arms` [E] are the numbers of records, bodies and arms in each row.
         # `body_starts` [E + 1] has the index of each row's first body in the batch.
         self.rows = rows
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names and _must_be_read(rows, name)]

@@ -45,7 +45,8 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-# Maps a number of values to a JSON type. The key 0 means any number in `_ROW_TYPES`, and one in `_POSE_TYPES`.
+# Each maps a number of values to a JSON type.
+# In `_ROW_TYPES`, the key 0 stands for any number of values; in `_POSE_TYPES`, for a single value.
 _ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
 _POSE_TYPES: Mapping[int, Any] = {0: float, 3: Vector, 4: Quaternion}
 
@@ -309,7 +310,7 @@ def _host_fields(fields: Mapping[str, object], level: str) -> dict[str, object]:
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
     # Returns the fields unchanged. Raises `RecordError` if a number is not finite, or the nesting is too deep.
-    # Such fields could not be written again.
+    # A field with either fault could not be written again.
     layer: list[Any] = [extra]  # the objects and lists at one depth; unlike recursion, a loop has no depth limit
     for _ in range(MAX_DEPTH):
         children: list[Any] = []

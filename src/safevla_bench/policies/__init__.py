@@ -71,8 +71,8 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
     # `spec` is NAME or NAME:ARG; `arguments` are the policy's keyword arguments as text.
     if runs_code(spec) or spec.startswith("replay:"):  # a replay reads files
         return format_call(spec, arguments)
-    # A key is a secret for a server's login. It comes from an environment variable or a file.
-    # Only clients of servers send a key. Here, every policy that is not in `_CODE_FREE` is such a client.
+    # A key is a secret for a server's login. The key comes from an environment variable or a file.
+    # Only clients of servers send a key. Here, every policy that is not in `_CODE_FREE` is a client.
     sends_key = spec.partition(":")[0] not in _CODE_FREE and (KEY in os.environ or "key_file" in arguments)
     return f"{format_call(spec, arguments)}, which would receive your key" if sends_key else None
 

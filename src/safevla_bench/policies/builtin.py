@@ -25,7 +25,7 @@ class _BlindPolicy:
     wants = Wants()
 
     def __init__(self, arg: str | None = None) -> None:
-        # `arg` is the text after the colon of NAME:ARG, or None without a colon. These policies refuse any text.
+        # `arg` is the text after the colon of NAME:ARG, or None without a colon. Subclasses refuse any text.
         if arg is not None:
             name = type(self).__name__.lower()  # the class `Noop` is the policy `noop`
             raise PolicyError(f"policy {name!r} takes no text after the colon: {arg!r}", remedy=f"Write {name}.")

@@ -52,13 +52,13 @@ class FilterBase:
 
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode; `seed` is the environment's seed."""
-        # This default does nothing.
+        # By default, there is nothing to prepare.
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
         """Return the action to execute, [A], within the host's bounds; return `action` for no change. `monitor.margins`
         holds the newest record's margins as fractions of the limits: 0 at the limit, negative beyond it.
         """
-        # This default changes nothing. `monitor` is None if `reads_margins` is false.
+        # By default, the action is unchanged. `monitor` is None if `reads_margins` is false.
         return action
 
 
@@ -141,7 +141,7 @@ class DistanceBarrier(_MotionFilter):
         policy_move_m = base_axes @ (action[:3] * self.unit_m)  # an action of 1 moves the hand by `unit_m`
         move_m = policy_move_m
         # A pair of boxes allows motions with normal @ move_m >= -gain * (gap_m - margin_m), which is a half-space.
-        # One step may use the fraction `gain` of the distance that exceeds `margin_m`.
+        # In one step, the boxes may approach by the fraction `gain` of the distance beyond `margin_m`.
         # Project the motion onto each half-space. A projection may leave an earlier half-space, so there are 3 rounds.
         for _ in range(3):
             for gap_m, normal in zip(gaps_m, normals, strict=True):
@@ -179,7 +179,7 @@ def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     gaps_m = np.linalg.norm(offsets, axis=1)
     gaps_m[gaps_m < _TOUCHING_M] = 0.0
     # For boxes that overlap, the nearest points coincide, so use the direction between the boxes' centers.
-    # If the centers coincide, too, the normal is 0.
+    # If the centers also coincide, the normal is 0.
     directions = np.where(gaps_m[:, None] > 0, offsets, ours.center_m[our_index] - others.center_m[other_index])
     return gaps_m, directions / np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), _TOUCHING_M)
 
@@ -198,7 +198,8 @@ def _project_onto_boxes(points: Floats, boxes: Boxes, box_index: NDArray[np.intp
 
 def hold(still: Action, action: Action) -> Action:
     """Stop the arm: return `action` with 0 for each number that is 0 in `still`. Other numbers are kept."""
-    # `still` is the host's action for holding still. Its zeros are motion commands; other numbers control the gripper.
+    # `still` is the host's action for holding still. The numbers that are 0 command motion.
+    # Other numbers command the gripper.
     return np.where(still == 0, still, action)
 
 
@@ -384,10 +385,10 @@ class DelayedPolicy:
     @property
     def looks_next(self) -> bool:
         """Whether the next `act` may query the policy. A query may need the observation's images."""
-        # `_answer` is an answer that has not been used yet. It arrives at the step `_due_step`.
+        # `_answer` is an answer that has not been used yet. The answer arrives at the step `_due_step`.
         # `act` may query after this answer has arrived. If no answer is due, `act` queries when few actions are left.
         may_query = self._due_step <= self._step if self._answer else self._is_chunk_ending()
-        # Only a `SelectivePolicy` says whether it needs the next images; any other policy may always need them.
+        # Only a `SelectivePolicy` says whether it needs the next images; other policies may always need images.
         return may_query and (not isinstance(self._policy, interface.SelectivePolicy) or self._policy.looks_next)
 
     @property
@@ -418,7 +419,8 @@ class DelayedPolicy:
         """Return the next action of the current chunk, or an action without motion if the chunk has ended."""
         # Query only if no answer is expected. The answer arrives after the delay, maybe in a later call of `act`.
         # `_executed` counts the chunk actions since the last query. Actions that hold still do not count.
-        # `chunk_step` is a pair: the index of the returned action's chunk, and the action's index in it; or None.
+        # `chunk_step` is a pair: the index of the returned action's chunk, and the action's index in the chunk.
+        # `chunk_step` may be None.
         self._receive_answer()
         if not self._answer and self._is_chunk_ending():
             self._query_policy(observation)
@@ -438,7 +440,8 @@ class DelayedPolicy:
 
     def _is_chunk_ending(self) -> bool:
         # Return whether the rest of the chunk lasts no longer than the expected delay of the next answer.
-        # `expected_s` is the last answer's delay, at first 0; `count_steps` ignores `expected_s` if delays are fixed.
+        # `expected_s` is the last answer's delay (0 before the first answer).
+        # `count_steps` ignores `expected_s` if delays are fixed.
         # `_lags` holds the delays of all answers in control steps, and `_chunk` the remaining actions.
         expected_s = self._lags[-1] * self._dt_s if self._lags else 0.0
         return len(self._chunk) <= self._delay.count_steps(self._dt_s, expected_s)
@@ -450,7 +453,7 @@ class DelayedPolicy:
         self._answer = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
         self._answer_origin = getattr(self._policy, "chunk_step", None)
-        # The first `act` of a chunk computes all its actions; `take_rest` returns the others.
+        # The first `act` of a chunk computes all its actions; `take_rest` returns the remaining actions.
         self._answer += self._policy.take_rest() if isinstance(self._policy, interface.ChunkingPolicy) else []
         self._measured_s.append(took_s)
         self._lags.append(self._delay.count_steps(self._dt_s, took_s))
@@ -459,7 +462,8 @@ class DelayedPolicy:
     def _receive_answer(self) -> None:
         # If an answer is due, it replaces the rest of the current chunk. If `_answer` is empty, no answer is expected.
         if self._answer and self._due_step <= self._step:
-            # The answer begins at the query's step. Skip one action per executed action, but keep at least one.
+            # The answer begins at the query's step.
+            # For each action executed since the query, skip one action of the answer, but keep at least one.
             skip_count = min(self._executed, len(self._answer) - 1)
             self._chunk, self._answer = deque(self._answer[skip_count:]), []
             self._next_origin = _advance_origin(self._answer_origin, skip_count)
@@ -505,7 +509,7 @@ class Coupler:
         """Raise `PolicyError` if the policy is a replay, or if the host lacks something that the filter needs. For a
         policy whose actions are poses, raise it also if there is a delay, or a filter that cannot change poses.
         """
-        # `name` is the policy's name in errors. `supports` lists what the host can do.
+        # Error messages call the policy `name`. `supports` lists what the host can do.
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
             raise PolicyError(problem, remedy="Use `speed-cap` or `stop-near-limit`, or a host that gives these poses.")
@@ -523,10 +527,10 @@ class Coupler:
         if isinstance(policy, interface.ReplayPolicy):
             problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or omit --filter and --delay.")
-        self.extend_wants(name, policy.wants)  # raises the errors for poses
+        self.extend_wants(name, policy.wants)  # raises an error if poses cannot be filtered or delayed
 
     def extend_wants(self, name: str, wants: Wants) -> Wants:
-        # Return `wants`, and add the simulator's state if the filter reads it. `name` is the policy's name in errors.
+        # Return `wants`, and add the simulator's state if the filter reads it. Error messages call the policy `name`.
         # Raise `PolicyError` if the actions are poses, and there is a delay or a filter that cannot change poses.
         # Some servers do not declare that their policy outputs poses until the client connects.
         if wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):

@@ -38,7 +38,8 @@ class _PlannerEnv:
         """Do nothing: the wrapped environment is already at the episode's start."""
 
     def step(self, action: Action) -> Any:
-        # `action` has seven joints' target positions [rad] and the gripper's command. Returns the environment's result.
+        # `action` contains seven joints' target positions [rad] and the gripper's command.
+        # Returns the environment's result.
         joints_rad = self._env.agent.robot.get_qpos()[0, :7].numpy()
         # In the host's actions, a joint's number is the joint's change divided by `UNIT_RAD`, from -1 to 1.
         unit_changes = np.append((action[:7] - joints_rad) / UNIT_RAD, action[7])
@@ -82,9 +83,9 @@ class ManiskillPlanner:
         if self._task is None or host.START not in observation.extra:
             raise PolicyError("policy 'maniskill' needs the random start of the ManiSkill host", remedy=_REMEDY)
         if not self._actions:
-            seed, settle_steps = map(int, observation.extra[host.START])  # the start of the host's episode
+            seed, settle_steps = map(int, observation.extra[host.START])  # how the host's episode started
             self._actions = self._plan_actions(self._task, seed, settle_steps)
-        # The last action stays in the list, so it is repeated.
+        # The last action stays in the list and is repeated.
         return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
 
     def _plan_actions(self, task: Task, seed: int, settle_steps: int) -> list[Action]:

@@ -184,7 +184,8 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
     """Return an object as a policy. An object with an extended policy protocol is returned unchanged; others are
     wrapped. Raises `PolicyError` for a class, an object without `act`, or an invalid `wants` or `orientation`.
     """
-    # The extended protocols are those with `looks_next`, with a server, or with a recording. `name` is used in errors.
+    # The extended protocols are those with `looks_next`, with a server, or with a recording.
+    # Errors call the object `name`.
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class instead of an object", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
@@ -211,7 +212,7 @@ def _describe_exception(error: BaseException) -> str:
     for frame in traceback.extract_tb(error.__traceback__):  # from the outermost frame on, so the innermost match stays
         if "importlib" not in frame.filename and frame.filename != __file__:
             file, line = frame.filename, frame.lineno
-    if isinstance(error, SyntaxError) and error.filename is not None:  # the file never ran, so no frame has its name
+    if isinstance(error, SyntaxError) and error.filename is not None:  # the file never ran, so no frame refers to it
         file, line, message = error.filename, error.lineno, error.msg
     return f"{type(error).__name__}: {message}" + (f" ({file}, line {line})" if file else "")
 
@@ -269,7 +270,7 @@ class LerobotModel(ChunkModel):
 
     def _to_tensor(self, value: object) -> object:
         # Return one value of a request as a batch of size 1, as LeRobot's policies expect.
-        if not isinstance(value, np.ndarray):  # the instruction
+        if not isinstance(value, np.ndarray):  # only the instruction is not an array
             return [value]
         if value.dtype == np.uint8:  # an image [H, W, 3]; it becomes [3, H, W] with values from 0 to 1
             value = np.moveaxis(value, 2, 0).astype(np.float32) / 255
@@ -354,14 +355,15 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 def _require_fitting_dialect(config: Any, dialect: Dialect) -> None:
     # Raise `PolicyError` if the saved policy's type needs another dialect, or the policy's action mode is not LIBERO's.
-    # X-VLA's only supported action mode is `_EE6D`: poses with six numbers for the rotation. It is also the default.
+    # X-VLA's only supported action mode is `_EE6D`: poses with six numbers for the rotation.
+    # `_EE6D` is also the default.
     is_xvla, mode = config.type == _XVLA, str(getattr(config, "action_mode", _EE6D))
     if is_xvla and mode != _EE6D:
         problem = f"this policy has the action_mode {mode}, but LeRobot's X-VLA policies for LIBERO have {_EE6D}"
         remedy = "LeRobot cannot evaluate this mode on LIBERO. Call this policy from a python: policy."
         raise PolicyError(problem, remedy=remedy)
     is_xvla_dialect = dialect.file.release == _XVLA_RELEASE
-    if is_xvla != is_xvla_dialect:  # X-VLA policies and X-VLA's dialect fit only each other
+    if is_xvla != is_xvla_dialect:  # only X-VLA policies fit X-VLA's dialect, and no other dialect fits them
         fitting = "lerobot-xvla-libero" if is_xvla else "lerobot-libero"
         problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"
         raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={fitting}.")
@@ -387,7 +389,7 @@ def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.fl
     """
     # `torch` is the module PyTorch, which is not a dependency of this package. `quat_xyzw` is [4], with w last.
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
-    w = quat[3:].clamp(-1.0, 1.0)  # shape [1], as in LeRobot
+    w = quat[3:].clamp(-1.0, 1.0)  # a tensor of the shape [1], as in LeRobot
     sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
     # For tiny rotations, the axis is not defined, and the result is zero.
     axis_angle = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > transforms.LEAST_SINE else torch.zeros(3)

@@ -58,7 +58,7 @@ class Replay:
             "sha256": recording_digest(path),
             "episodes": len(episodes),
         }
-        self._observations: list[Observation] = []  # one for each action of the current episode
+        self._observations: list[Observation] = []  # the observation before each action of the current episode
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
         """Replace the start of a planned episode by that of the matching recorded episode. Raises `PolicyError` if not
@@ -130,7 +130,7 @@ class Replay:
             comparison["policy"] = episode.policy
         comparison |= _describe_start(self._start, episode)
         comparison |= measure_divergence(episode, played, coordinates, observations_after)
-        (extra,) = played.extra  # the further header fields of the only episode
+        (extra,) = played.extra  # additional header fields of the batch's only episode
         if has_diverged(comparison, succeeded=played.headers[0].success):
             extra = add_header_mark(extra, DIVERGED)
         return replace(played, extra=(add_header_field(extra, "replay", comparison),))
@@ -220,7 +220,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
     # Return the recorded actions of each episode in an archive or a run folder; [] if there are no episodes.
     batch, index = read_sources([path])
     index.require_valid()
-    # One path gives one source. A run's description has the protocol: how the run's episodes begin and end.
+    # A path leads to a single source. A run's description contains the protocol: how the run's episodes begin and end.
     (source,) = index.sources
     protocol = source.description.get("protocol")
     # If the recorded number of settling steps is not an integer, ignore all settings of the protocol.
@@ -230,7 +230,7 @@ def _read_run(path: Path) -> list[RecordedActions]:
 
 def _iterate_episodes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> Iterator[RecordedActions]:
     # Yield the recorded actions of each episode. Raise `PolicyError` if an episode has no actions.
-    # `protocol` holds the run's settings; it is {} if they are unknown.
+    # `protocol` holds the run's settings; {} = the settings are unknown.
     suite_wait_steps = protocol.get("wait_steps_by_suite", {})
     # Per episode: whether actions are poses, whether the start was drawn at random, and the number of earlier resets.
     absolute_flags, drawn_flags = mark_flags(batch, ABSOLUTE), mark_flags(batch, DRAWN)
@@ -255,7 +255,7 @@ def _iterate_episodes(path: Path, batch: Batch, protocol: Mapping[str, Any]) -> 
             wait_steps=suite_wait_steps.get(header.benchmark, protocol.get("wait_steps")),
             rest_steps=protocol.get("rest_steps", 0),
             policy=header.policy,
-            # If the replay does not succeed, it ends with this outcome.
+            # A replay that does not succeed ends with this outcome.
             ending="stopped" if header.outcome == "stopped" else "timeout",
             absolute=absolute_flags[index],
             drawn=drawn_flags[index],
@@ -287,7 +287,7 @@ def _apply_recorded_start(start: EpisodeSeed, episode: RecordedActions) -> Episo
 def _describe_start(start: EpisodeSeed, episode: RecordedActions) -> dict[str, object]:
     # Return the entries of the header field `replay` that describe the start of the replay.
     recorded = start.recorded
-    assert recorded is not None  # `Replay.match` has set it
+    assert recorded is not None  # `Replay.match` has set `recorded`
     certainty = "as recorded" if episode.init_state_index is not None else "a guess: the recording does not say"
     described: dict[str, object] = {"start": f"the host's initial state, {certainty}"}
     if recorded.state is not None:
@@ -321,8 +321,8 @@ def measure_divergence(
         return {**recorded_success, **_compare_proprioception(episode.proprioception, observed)}
     states = played.sim_state.episode_rows(0)
     used_columns = max((coord.first + coord.size for coord in coordinates), default=states.shape[1])
-    # robosuite's recorded states end with the velocities, but our states may have further numbers.
-    # States cannot be compared if their widths differ in any other way.
+    # robosuite's recorded states end with the velocities, but states of this package may contain further numbers.
+    # If the widths differ for any other reason, states cannot be compared.
     if episode.states is None or not used_columns <= episode.states.shape[1] <= states.shape[1]:
         return _compare_bodies(episode, played)
     count, width = min(len(episode.states), len(states)), episode.states.shape[1]
@@ -349,14 +349,15 @@ def _compare_bodies(episode: RecordedActions, played: Batch) -> dict[str, object
 
 
 def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -> dict[str, object]:
-    # `recorded` [T, 8] has the end effector and fingers after each action; `observed` has the replay's observations.
+    # `recorded` [T, 8] are the states of end effector and fingers after each action.
+    # `observed` are the replay's observations.
     # Return the result of `_summarize_distances`, with `basis`: a note that no objects were compared.
     count = min(len(recorded), len(observed))
     rows = recorded[:count]  # columns: position [0:3], axis-angle [3:6], two finger joints [6:8]
     hand_m = np.array([observation.eef_pos_m for observation in observed[:count]])
     hand_quats_wxyz = np.array([observation.eef_quat_wxyz for observation in observed[:count]])
     fingers_m = np.array([observation.gripper_qpos for observation in observed[:count]])
-    recorded_quats_wxyz = np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1)  # from xyzw
+    recorded_quats_wxyz = np.roll(Rotation.from_rotvec(rows[:, 3:6]).as_quat(), 1, axis=1)  # converted from xyzw
     angles_rad = _angles_rad(recorded_quats_wxyz, hand_quats_wxyz)
     # Recordings have single precision. Rotations are compared by angle, because q and -q are the same rotation.
     equal = np.column_stack([hand_m, fingers_m]).astype(np.float32) == rows[:, [0, 1, 2, 6, 7]].astype(np.float32)
@@ -405,6 +406,7 @@ def _angles_rad(recorded: Floats, replayed: Floats) -> Floats:
     # Return the angles [N], in rad, between rotations with the same index in two arrays [N, 4] of quaternions, w first.
     first = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
     second = replayed / np.linalg.norm(replayed, axis=1, keepdims=True)
-    # The distance of two unit quaternions is 2 sin(angle / 4). q and -q are one rotation: take the smaller distance.
+    # The distance of two unit quaternions is 2 sin(angle / 4).
+    # q and -q are the same rotation, so use the smaller distance.
     chords = np.minimum(np.linalg.norm(first - second, axis=1), np.linalg.norm(first + second, axis=1))
     return np.asarray(4.0 * np.arcsin(np.clip(chords / 2.0, 0.0, 1.0)))

@@ -131,7 +131,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
     # Return the name of the reference policy. Raises `RunError` as in `calibrate`.
     names = sorted({name or "" for name in scores.policy})
     candidates = [name for name in names if name != NOOP]
-    # The user may choose any policy by name, even `noop`.
+    # If the user names a policy, any policy of the scores is accepted, even `noop`.
     if policy in names:
         return policy
     if policy is None and len(candidates) == 1:

@@ -174,7 +174,7 @@ class EpisodeFirmness:
         left = replay.left
         if left is None or (varied_first is not None and varied_first <= left):
             return "same" if (recorded_first is None) == (varied_first is None) else "flips"
-        # In the record of the original violation, the varied replay is still on the path. Yet it violates nothing.
+        # The varied replay is on the path in the record of the original violation, but the replay has no violation.
         has_vanished = varied_first is None and recorded_first is not None and recorded_first < left
         return "flips" if has_vanished else "left"
 
@@ -194,7 +194,7 @@ class EpisodeFirmness:
         violated_in_replay = violated ^ flipped  # a flip adds or removes a violation
         if (not violated_in_replay) != self.is_safe:
             return "flips"
-        if violated:  # one confirmed violation confirms that the episode is unsafe
+        if violated:  # the episode stays unsafe if one of its violations is confirmed
             return "same" if any(self.compare(replay, spec_id) == "same" for spec_id in violated) else "left"
         compared = {self.compare(replay, spec_id) for spec_id in self.recorded.clauses}
         return "same" if compared == {"same"} else "left"
@@ -216,7 +216,7 @@ class EpisodeFirmness:
         return self.recorded.obstacle or (f"under {left}" if left else "")
 
     def _with_verdict(self, verdict: Comparison) -> Iterator[PhysicsReplay]:
-        # Return the varied replays for which the method `verdict` returns the argument `verdict`.
+        # Return the varied replays whose method `verdict` gives the value of the argument `verdict`.
         return (replay for replay in self.varied if self.verdict(replay) == verdict)
 
 

@@ -168,7 +168,7 @@ def _list_folders_and_hosts(judged: Judged) -> list[tuple[Path, Host]]:
             remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
             problem = "pictures need the host that recorded the run, but the run names no host"
             raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
-        # Each episode of the source gets the same folder and host.
+        # All episodes of one source have the same folder and host.
         folders_and_hosts += [(source.path, hosts.make_host(host))] * len(indices)
     return folders_and_hosts
 
@@ -292,7 +292,7 @@ def _observed_columns(record: Batch, folder: Path, host: Host, choice: CameraCho
         }
         states = [read_state(stage, index) for index in range(int(record.lengths[0]) - 1)]
     known_states = [state for state in states if state is not None]
-    if len(known_states) not in (0, len(states)):  # recorded states have another frame and cannot fill gaps
+    if len(known_states) not in (0, len(states)):  # recorded states are in another frame
         problem = f"the host observes the state in only {len(known_states)} of {len(states)} records"
         raise HostError(problem, remedy="Fix the host: `Stage.observe` returns None in all records or in none.")
     return {**columns, _STATE: _state_column(np.array(known_states))} if known_states else columns
@@ -312,7 +312,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     camera, indices = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, index, camera, size).image for index in indices])
-    except KeyError as error:  # MuJoCo's error lists the camera names; other episodes lack this camera, too
+    except KeyError as error:  # the text of MuJoCo's error lists the cameras
         problem = f"there is no camera {name!r}: {error.args[0]}"
         raise SafevlaError(problem, remedy="Choose another camera with --cameras.") from None
 

@@ -173,7 +173,7 @@ def _choose_state_pairs(good: Sequence[Candidate], bad: Sequence[Candidate], mos
 
     def rank(pair: Pair) -> tuple[object, ...]:
         # The pair with the lowest rank is chosen next. Each choice raises the ranks of all pairs that share an episode.
-        # `use_count` maps an episode to the number of chosen pairs that have it.
+        # `use_count` maps an episode to the number of chosen pairs that contain it.
         return (
             # Lower is better, and False is lower than True. The names make the order unique.
             use_count[pair.preferred.name] + use_count[pair.rejected.name],

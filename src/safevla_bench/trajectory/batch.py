@@ -92,7 +92,7 @@ class Contacts:
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts at the indices `rows`, with new offsets `starts`. Raise the body indices by `shift`."""
-        # `starts` [N + 1] has the first contact of each of the N records, then the end.
+        # `starts` [N + 1]: index of the first contact of each of the N records, then the number of contacts.
         # `present` [E] says whether each episode recorded contacts. `shift` is one number, or one for each contact.
         # `CONTACT_NUMBERS` names the arrays of forces and impulses; `a` and `b` hold the indices of the two bodies.
         numbers = {name: _take(getattr(self, name), rows) for name in CONTACT_NUMBERS}
@@ -203,7 +203,7 @@ class Batch:
         """Return `gripping` and `gripped`, [N] each, for one arm of each episode; `arm` [E] has the arm's index."""
         is_gripping = self.rows_of_arm("gripper_contact", arm, size=1, missing=0.0)[:, 0] != 0
         index_in_episode = self.rows_of_arm("gripped_body", arm, size=1, missing=-1.0)[:, 0].astype(np.int64)
-        # The channel counts bodies from the episode's first body, `gripped` from the batch's first body. -1 = none.
+        # The channel numbers the bodies within an episode, but `gripped` numbers them within the batch. -1 = none.
         return is_gripping, _shift_bodies(index_in_episode, np.repeat(self.body_starts[:-1], self.lengths))
 
     def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
@@ -277,7 +277,7 @@ def _require_name(name: str, names: Collection[str], kind: str) -> None:
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
     """Return a batch of episodes without any channels, given each episode's header and number of records, [E] each."""
     # A `target` of -1 means that no target is known.
-    # The two functions at the end return an unrecorded channel of rows and an unrecorded channel of poses.
+    # Every channel of the new batch counts as not recorded.
     episodes, starts = len(headers), offsets_of(lengths)
     zero_starts, absent = np.zeros(episodes + 1, dtype=np.int64), absent_channel(episodes)
     no_bodies = np.empty(0, dtype=np.int64)
@@ -307,7 +307,7 @@ def absent_channel(episodes: int) -> Channel:
 
 
 def offsets_of(lengths: Sequence[int] | Ints) -> Ints:
-    """Return the starts of `E` concatenated items with these lengths, then the end of the last item, [E + 1]."""
+    """Return the offset of each of `E` concatenated items, given their lengths, then the total length, [E + 1]."""
     # For example, the lengths [2, 3] give [0, 2, 5].
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
@@ -367,7 +367,7 @@ def _slice_if_successive(indices: Ints) -> Ints | slice:
 
 def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
     """Like `gather_ranges`, but return indices as a slice if the episodes are successive."""
-    # `starts` has the first item of each episode, then the end. `chosen` has the indices of the episodes to keep.
+    # `starts`: index of each episode's first item, then the number of items. `chosen`: indices of episodes to keep.
     # Returns the indices of the items to keep, and the offset of each kept episode among these items.
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
@@ -432,7 +432,7 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
 
 def _join_starts(starts_of_parts: Sequence[Ints]) -> Ints:
     # Returns the offsets of all parts' items in one concatenated array.
-    # The offsets of a part have one more item than the part has episodes or records.
+    # A part with n episodes or records has n + 1 offsets.
     return offsets_of(np.concatenate([np.diff(starts) for starts in starts_of_parts]))
 
 

@@ -43,7 +43,7 @@ def find_robot(name: str) -> Robot | None:
 def _read_robots() -> dict[str, Robot]:
     # Returns a map from the normalized names of arms to their entries in `robots.toml`. An arm may have several names.
     content = resources.files(__package__).joinpath("robots.toml").read_bytes()
-    # The file has a single key, the list of all robots.
+    # The file has a single key, whose value is the list of all robots.
     (robots,) = msgspec.toml.decode(content, type=dict[str, list[Robot]]).values()
     return {_normalize_robot_name(name): robot for robot in robots for name in robot.names}
 

@@ -235,7 +235,7 @@ def join_records(parts: Sequence[Batch]) -> Batch:
 
 def _channel_at_record(channel: Channel, record: int) -> Channel:
     # Returns the row of one record, as a channel. `channel` belongs to one episode, and has one row per record.
-    # If `channel` was not recorded, the result is not recorded, either.
+    # If `channel` was not recorded, the result counts as not recorded.
     width = max(int(channel.width[0]), 0)  # -1 = not recorded
     values = channel.values[record * width : (record + 1) * width]
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channel.width)
@@ -258,7 +258,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 def validate(batch: Batch) -> None:
     """Raise `RecordError` for the first violated rule, with the first place at which the batch violates it."""
-    # These two values are computed at once for all episodes. They decide which episodes need slower checks.
+    # The checks of names and widths cover all episodes at once. They decide which episodes need slower checks.
     has_nameless_body, has_wrong_width = "" in batch.body_names, _mark_wrong_widths(batch).tolist()
     for index, header in enumerate(batch.headers):
         _check_header(header)
@@ -285,7 +285,7 @@ def _check_header(header: Header) -> None:
     for name in _INTEGERS:
         if problem := describe_invalid_integer(name, getattr(header, name)):
             _refuse(header, name, problem, "Write a valid integer, or leave the field out.")
-    if header.policy is not None and not header.policy.strip():  # outputs show it like a record without a policy
+    if header.policy is not None and not header.policy.strip():  # outputs would show no policy
         _refuse(header, "policy", "the policy's name is blank", "Name the policy, or leave the field out.")
     if header.schema_version != header.expected_version:
         remedy = (
@@ -371,7 +371,7 @@ def _check_geometry(batch: Batch, index: int) -> None:
         geometry = None if header.geometry is None else read_geometry(header.geometry)
     except RecordError as error:
         raise error.with_place(Place(episode=header.episode_id)) from None
-    component_count = 0 if geometry is None else len(geometry.components)  # each is a column of the channel
+    component_count = 0 if geometry is None else len(geometry.components)  # the channel has a column for each
     if motion.present[index] and motion.width[index] != component_count:
         problem = f"{motion.width[index]} numbers, but the geometry has {component_count} components of motion"
         _refuse(header, LINK_MOTION, problem, "Write the channel together with its geometry.")

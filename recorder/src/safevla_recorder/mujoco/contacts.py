@@ -25,7 +25,7 @@ class ConstraintContacts(SubstepContacts):
     """Contacts with the forces of their constraints; see `SubstepContacts`.
 
     `row` is the index of a contact's first force in `efc`, the constraint forces in N. `friction` [C, 5] exists only
-    for pyramidal cones. `frame` [C, 9] has a contact's axes in the world: normal (from geom1 to geom2), two tangents.
+    for pyramidal cones. `frame` [C, 9] is a contact's axes in the world: normal (from geom1 to geom2), two tangents.
     """
 
     row: Ints
@@ -47,8 +47,8 @@ class ConstraintContacts(SubstepContacts):
 
     def _frame_forces(self, which: Bools | Ints) -> Floats:
         # Return the forces [K, 3] in N of the contacts `which`, in their own frames: one normal and two tangential.
-        # A contact with `dim` 1 has no friction. `efc` has all constraint forces in N,
-        # and `row` the index of each contact's first force. `friction` is None unless the friction cones are pyramids.
+        # A contact with `dim` 1 has no friction. `efc` contains all constraint forces in N.
+        # `row` is the index of each contact's first force. `friction` is None unless the friction cones are pyramids.
         efc, row, dim = self.efc, self.row[which], self.dim[which]
         if self.friction is not None:
             return _pyramidal_forces(efc, row, dim, self.friction[which])
@@ -63,10 +63,10 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     A contact of dimension d > 1 has 2(d - 1) edge forces. The normal force is their sum; tangential force i is the
     difference of edges 2i and 2i + 1, times a friction coefficient. A frictionless contact has only a normal force.
     """
-    # `efc` has the constraint forces in N. For each of the `K` contacts, `row` [K] is the index of the first force,
-    # `dim` [K] is the contact's dimension (1, 3, 4 or 6), and `friction` [K, 5] has the coefficients of friction.
+    # `efc` are the constraint forces in N. For each of the `K` contacts, `row` [K] is the index of the first force.
+    # `dim` [K] is the contact's dimension (1, 3, 4 or 6), and `friction` [K, 5] are the coefficients of friction.
     edge_count = np.where(dim > 1, 2 * (dim - 1), 1)
-    column = np.arange(10)  # the largest dimension of a contact is 6, so it has at most 10 edges
+    column = np.arange(10)  # the dimension of a contact is at most 6, so there are at most 10 edges
     # Rows after a contact's last row belong to other contacts, or are uninitialized memory.
     edge_force = np.where(column < edge_count[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
     normal = edge_force.sum(axis=1)
@@ -87,16 +87,16 @@ class _ContactView:
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
-        # Each field is MuJoCo's own array of one integer per contact; successive contacts are `stride` bytes apart.
+        # Each field is MuJoCo's own array of one integer per contact. Two successive contacts are `stride` bytes apart.
         fields = [getattr(data.contact, name) for name in _FIELDS]
         self._data, stride = data, fields[0].strides[0]  # `data` owns the memory
         addresses = [_address_of(field) for field in fields]
         first_address = min(addresses)
         offsets = [address - first_address for address in addresses]
-        width = max(offsets) + 4  # the last of the four integers has 4 bytes
+        width = max(offsets) + 4  # the last of the four integers takes 4 bytes
         self.layout = np.dtype({"names": _FIELDS, "formats": ["i4"] * 4, "offsets": offsets, "itemsize": width})
         # Old versions of MuJoCo give the arena's size as a number of 8-byte units.
-        # The view has as many contacts as the arena could hold, so it covers all later contact lists.
+        # The view covers as many contacts as the arena could hold, so it covers all later contact lists.
         arena_bytes = int(data.narena) if hasattr(data, "narena") else 8 * int(data.nstack)
         capacity = arena_bytes // stride
         self.contacts = _view_memory(first_address, width, stride, capacity)
@@ -104,7 +104,7 @@ class _ContactView:
         self.check_layout()
 
     def check_layout(self) -> None:
-        # Raise `HostError` unless the view of the simulator's memory has the same numbers as MuJoCo's own arrays:
+        # Raise `HostError` unless the view of the simulator's memory shows the same numbers as MuJoCo's own arrays:
         # for each current contact, the four integers `_FIELDS` and the frame.
         contacts = self._data.contact
         count = len(contacts.geom1)
@@ -146,7 +146,7 @@ class ContactLog:
         self._frames = np.empty(0, dtype=f"V{_FRAME_BYTES}")
         self._friction = np.empty((0, 5))
         self._efc = np.empty(4096)  # constraint forces of all substeps
-        # How many items of these arrays are in use.
+        # How many items of the arrays are in use.
         self._contacts_used = self._rows_used = 0
 
     def __len__(self) -> int:
@@ -176,7 +176,7 @@ class ContactLog:
         """Return the contacts copied since the last call, and empty the log; the result is valid until the next
         `add_substep`. Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
         """
-        # `counts` has the number of contacts in each substep, `first_rows` the index of the substep's first force.
+        # For each substep, `counts` is the number of contacts, and `first_rows` is the index of the first force.
         counts, first_rows, contact_count = self._contact_counts, self._first_force_rows, self._contacts_used
         self._contact_counts, self._first_force_rows = [], []
         self._contacts_used = self._rows_used = 0

@@ -44,7 +44,7 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
     """Return the lowest common ancestor of fingers and end effector, and all bodies below; [] if the arm lacks both."""
-    # `fingers` has the geom ids of two finger groups, and `eef_site` is the end effector's site; each may be None.
+    # `fingers` are the geom ids of two finger groups, and `eef_site` is the end effector's site; each may be None.
     carried_bodies = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
     if arm.eef_site is not None:
         carried_bodies.append(int(model.site_bodyid[arm.eef_site]))
@@ -79,7 +79,7 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
         return ALL_MOTION
     if joint_type == _SLIDE:
         return (3 + main_axis,)
-    # A hinge whose axis does not go through the body's origin moves the origin, too.
+    # A hinge whose axis does not go through the body's origin also moves the origin.
     is_axis_through_origin = not np.cross(axis, model.jnt_pos[first_joint]).any()
     return (main_axis,) if joint_type == _HINGE and is_axis_through_origin else ALL_MOTION
 
@@ -87,7 +87,7 @@ def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
 def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     # Return the body's collision geoms in the body's frame, in the format of `Part`.
     # Boxes [K, 10] enclose all geoms other than planes: center in m, quaternion wxyz, half sizes in m.
-    # Planes [L, 7] have a point in m and a quaternion wxyz.
+    # A plane in the array [L, 7] is a point in m and a quaternion wxyz.
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     is_collision_geom = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
     is_collision_geom |= np.isin(geoms, [model.pair_geom1, model.pair_geom2])  # pairs collide with any masks
@@ -97,9 +97,9 @@ def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     is_plane = model.geom_type[geoms] == _PLANE
     solid = geoms[~is_plane]
     solid_poses = poses[solid]
-    if not len(solid):  # then all geoms are planes
+    if not len(solid):  # all collision geoms are planes
         return np.empty((0, 10)), poses[geoms]
-    # `geom_aabb` has the center and the half sizes of a box around each geom, in the geom's frame.
+    # `geom_aabb` contains the center and the half sizes of a box around each geom, in the geom's frame.
     center, half_size = model.geom_aabb[solid, :3], model.geom_aabb[solid, 3:]
     box_centers = solid_poses[:, :3] + rotate(solid_poses[:, 3:], center)
     return np.concatenate([box_centers, solid_poses[:, 3:], half_size], axis=1), poses[geoms[is_plane]]

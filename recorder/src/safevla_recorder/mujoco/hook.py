@@ -85,7 +85,7 @@ class _Hook:
         self._original, self._wrapper, self.is_on = original, wrapper, True
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        # After the hook was removed, other code may still call it; then it only calls the original method.
+        # After its removal, a hook that other code still calls only calls the original method.
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
@@ -93,7 +93,7 @@ class _Hook:
         return self if instance is None else MethodType(self, instance)  # binds to an instance, as functions do
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
-        # A deep copy of the object with the hook gets the original method. `memo` has the objects copied so far.
+        # A deep copy of the object with the hook gets the original method. `memo` contains the objects copied so far.
         return copy.deepcopy(self._original, memo)
 
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 _FREE, _SLIDE = 0, 2  # values of MuJoCo's mjtJoint
 RESTING_M_S = 0.05  # an object with at most this speed [m/s] is at rest
-# An object with a larger acceleration [m/s²] falls, or overlaps another body. After settling, LIBERO's and RoboCasa's
-# objects have at most 0.3, and robosuite's at most 7.1, because some still rock.
+# An object with a larger acceleration [m/s²] falls, or overlaps another body.
+# After settling, the largest accelerations are 0.3 in LIBERO and RoboCasa.
+# In robosuite's own tasks, the largest is 7.1, because some objects still rock.
 FALLING_M_S2 = 8.0
 _log = get_logger(__name__)
 
@@ -52,7 +53,7 @@ class SceneArm:
 class Scene:
     """Names, roles and MuJoCo ids of one model's bodies; constant over an episode.
 
-    `body_name` [nbody] has a recorded name for each MuJoCo body; bodies with the same name are one body in the record.
+    `body_name` [nbody] is the recorded name of each MuJoCo body; bodies with the same name are one body in the record.
     `roles` maps every name that a contact or pose may have to its role, sorted by name. `objects` and `links` are
     tracked: an object by the pose of its root body's frame, a fixture's link by the position of its center of mass.
     """
@@ -190,8 +191,8 @@ def assign_roles(
     """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders,
     bodies with an id in `robot` have the role robot, and all other bodies are furniture.
     """
-    # `body_name` [nbody] has each MuJoCo body's recorded name. All other arguments but `robot` have recorded names.
-    # Targets are objects, too: later entries of the dict replace earlier ones.
+    # `body_name` [nbody] is each MuJoCo body's recorded name. All other arguments except `robot` list recorded names.
+    # A target is also an object, so its later entry in the dict replaces the earlier one.
     role_of = {
         **dict.fromkeys(objects, "bystander"),
         **dict.fromkeys(targets, "target"),
@@ -228,7 +229,7 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
     """Write a flat state [S] into the simulator. The caller must then call `mj_forward` for derived quantities."""
-    # The state has the time, followed by the arrays of `state_views`, one after the other.
+    # The state consists of the time and the arrays of `state_views`, one after another.
     data.time, start = float(state[0]), 1
     for view in state_views(model, data):
         view[:] = state[start : start + len(view)]
@@ -345,8 +346,8 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """
     import mujoco
 
-    # `previous` has the poses for `qpos` before the last substep, and `current` those for `qpos` after it.
-    # The poses in `data` should be those of `previous` after a step, and those of `current` after `mj_forward`.
+    # `previous` are the poses for `qpos` before the last substep, and `current` the poses for `qpos` after it.
+    # The poses in `data` should equal `previous` after a step, and `current` after `mj_forward`.
     if model.nplugin:  # making an `MjData` may run a plugin's code
         return
     current, previous, previous_qpos = mujoco.MjData(model), mujoco.MjData(model), data.qpos.copy()
@@ -367,7 +368,7 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
             # A quaternion and its negative are the same orientation.
             difference = np.minimum(difference, np.linalg.norm(poses + current_poses, axis=1))
             is_missing = (poses == 0).all(axis=1)  # no orientation has been computed since a reset
-        motion = np.linalg.norm(previous_poses - current_poses, axis=1)  # distance in one substep
+        motion = np.linalg.norm(previous_poses - current_poses, axis=1)  # how far bodies move in one substep
         is_stale = (is_checked & (difference > 2 * motion + margin)) | is_missing
         if is_stale.any():
             body = model.body(int(np.flatnonzero(is_stale)[0])).name
@@ -408,8 +409,9 @@ class Recorder(EpisodeLog):
         `data.qpos`. Also raises it if the model has flexible bodies (their contacts do not belong to geoms) or bodies
         that sleep, if `scene` does not fit the model, or if MuJoCo's contact list has an unexpected layout.
         """
-        # `scene` has the names, roles and ids of bodies.
-        # `read_subgoals` returns, by name, whether each predicate of the goal holds. By default, it returns {}.
+        # `scene` contains the names, roles and ids of bodies.
+        # `read_subgoals` returns, by name, whether each predicate of the goal holds.
+        # By default, the function returns {}.
         super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only models of rigid bodies can be recorded.")
@@ -439,7 +441,8 @@ class Recorder(EpisodeLog):
         self._eef_sites = [arm.eef_site for arm in scene.all_arms if arm.eef_site is not None]
         for k, site in enumerate(self._eef_sites):
             self._views.update({f"site_pos{k}": data.site_xpos[site], f"site_mat{k}": data.site_xmat[site]})
-        # Where record 0 has the bodies with a free joint, and how far they may be from there in the first substep [m].
+        # Positions in record 0 of the bodies with a free joint.
+        # `_start_margin_m` limits [m] the motion of these bodies before the first substep.
         free_joints = np.flatnonzero(model.jnt_type == 0)  # mjJNT_FREE
         self._free_bodies = model.jnt_bodyid[free_joints]
         self._start_pos = data.qpos[model.jnt_qposadr[free_joints][:, None] + np.arange(3)]
@@ -460,7 +463,7 @@ class Recorder(EpisodeLog):
         # Also raises the same errors as `ContactLog`.
         if len(self._rows) == 1 and not self._substep_torques:
             self._require_start()
-        # The torques are those of all of the model's degrees of freedom, [nv]; `record_step` selects the arms' joints.
+        # Torques of all of the model's degrees of freedom are copied, [nv]; `record_step` selects the arms' joints.
         self._contacts.add_substep(self._data)
         self._substep_torques.append(self._actuator_torques.copy())
 
@@ -476,7 +479,7 @@ class Recorder(EpisodeLog):
 
     def try_substep(self) -> None:
         """Copy the last substep as `record_substep` does, but leave any error to the next `record_step`."""
-        # A hook on the simulator calls this method after each substep; it must not raise an error into the user's loop.
+        # A hook on the simulator calls this method after each substep; an error must not reach the user's loop.
         try:
             self.record_substep()
         except Exception as error:
@@ -495,7 +498,7 @@ class Recorder(EpisodeLog):
         if self._failure is not None:  # the first error of `try_substep` in this episode
             problem = f"a physics substep could not be recorded: {self._failure}"
             raise HostError(problem, remedy="The episode is lost.") from self._failure
-        has_new_warnings = self._warning_counts.tobytes() != self._start_warnings  # cheaper than `unstable_steps`
+        has_new_warnings = self._warning_counts.tobytes() != self._start_warnings  # a cheap comparison
         if has_new_warnings and unstable_steps(self._data) != self._start_unstable_steps:
             problem = f"the simulation became unstable in control step {len(self._rows)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
@@ -507,8 +510,9 @@ class Recorder(EpisodeLog):
         self._add_step(action, self._copy_row(peak), substeps)
 
     def _copy_row(self, torque_peak_nm: Floats) -> Row:
-        # Return copies of the simulator's arrays by name, for one record. `_build_channels` turns them into channels.
-        # `torque_peak_nm` [J] has the largest magnitudes of the arms' torques since the last record.
+        # Return copies of the simulator's arrays by name, for one record.
+        # `_build_channels` turns the arrays into channels.
+        # `torque_peak_nm` [J] are the largest magnitudes of the arms' torques since the last record.
         # `_views` and `_state_views` are views of the simulator's own arrays.
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
@@ -523,7 +527,7 @@ class Recorder(EpisodeLog):
         # Raise `HostError` unless every substep since the last record was recorded, and there was at least one.
         # The number of substeps follows from the simulated time; `_time_s` is the time of the last record.
         # Set `_time_s` to the current time, even if an error follows.
-        # The torques of each recorded substep are one item of `_substep_torques`.
+        # Each item of `_substep_torques` contains the torques of one recorded substep.
         recorded = len(self._substep_torques)
         elapsed = round((self._data.time - self._time_s) / self._substep_s)
         self._time_s = self._data.time
@@ -544,7 +548,7 @@ class Recorder(EpisodeLog):
         eef_positions = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in eef_indices]
         eef_quats = [np.stack([_quaternion_of_matrix(row[f"site_mat{k}"]) for row in rows]) for k in eef_indices]
         state = np.stack([row["sim_state"] for row in rows])
-        # Centers of mass of links, [n, L, 3]. `com` has those of the first body of each link, without its other bodies.
+        # Centers of mass of links, [n, L, 3]. `com` is only that of a link's first body, so an offset is added.
         link_quats = np.stack([row["quat"][links] for row in rows])
         link_positions = np.stack([row["com"][links] for row in rows]) + rotate(link_quats, self._link_offsets)
         # How far each door is open, as a share of its travel, in each record; transposed below to [n, doors].
@@ -574,7 +578,7 @@ class Recorder(EpisodeLog):
         part_poses = [np.stack([row[name][self._part_bodies] for row in rows]) for name in ("pos", "quat")]
         channels[LINK_MOTION] = self._geometry.measure_motion(*part_poses)
         subgoal_rows = np.stack([row[SUBGOALS] for row in rows])
-        # Sub-goals are recorded only if every record has a value for each of them.
+        # Sub-goals are recorded only if every record contains a value for each sub-goal.
         if subgoal_rows.size and not np.isnan(subgoal_rows).any():
             channels.update(subgoal_fields(self._subgoal_names, subgoal_rows))
         return channels
@@ -597,7 +601,8 @@ def unstable_steps(data: mujoco.MjData) -> int:
     """Return how often MuJoCo has reset an unstable state of this simulation since the last `mj_resetData`."""
     import mujoco
 
-    # MuJoCo resets the state when a position, velocity or acceleration is not finite or is too large, and counts this.
+    # MuJoCo resets the state when a position, velocity or acceleration is not finite or is too large.
+    # MuJoCo counts its resets of unstable states.
     kinds = mujoco.mjtWarning
     warnings_of_reset = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
     return sum(int(data.warning[kind].number) for kind in warnings_of_reset)
@@ -623,7 +628,7 @@ def settling_steps(
     `rest_steps` times. At rest means at most 0.05 m/s after each of two successive steps.
     """
     # `objects` maps each object's name to the id of its root body.
-    slow_steps = 0  # number of latest steps in a row that ended with all objects slow
+    slow_steps = 0  # number of successive steps, up to now, after which all objects were slow
     for step in range(wait_steps + rest_steps):
         if step >= wait_steps and slow_steps > 1:
             return
@@ -633,8 +638,8 @@ def settling_steps(
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
     """Warn of an object that moves, falls or jumps in record 0, because its motion would count as displacement."""
-    # In LIBERO's initial states, objects hang in the air, and in some they overlap the table.
-    # How high they jump depends on MuJoCo's version.
+    # In LIBERO's initial states, objects hang in the air. In some of the states, objects also overlap the table.
+    # How high the objects jump depends on MuJoCo's version.
     # `objects` maps each object's name to the id of its root body. `task_id` is only for the message.
     name, speed_m_s = _fastest_object(model, data.qvel, objects)
     if speed_m_s > RESTING_M_S:

@@ -54,7 +54,7 @@ def speed_up(env: object) -> Undo:
 
 
 class _SpeedUp:
-    # The hooks on one robosuite environment. They look up some objects only once in each control step.
+    # The hooks on one robosuite environment. The hooks look up some objects only once in each control step.
     def __init__(self, env: Any) -> None:
         # `env` is a robosuite environment. Its simulation and robots are made again at each hard reset.
         self._env = env
@@ -63,7 +63,7 @@ class _SpeedUp:
         self._fast_robots: list[_Robot14 | _Robot15] | None = None  # None = use robosuite's own robots
         self._hooks = [
             hook_call(env, "_initialize_sim", self._release_dynamics, self._attach_dynamics),
-            hook_call(env, "_destroy_sim", self._release_dynamics),  # lets the old model be freed
+            hook_call(env, "_destroy_sim", self._release_dynamics),  # so that the old model can be freed
         ]
         # Replace only methods whose source code is that of robosuite.
         if _has_known_source(env, "_pre_action") and _has_known_source(env, "_update_observables"):
@@ -118,7 +118,7 @@ class _SpeedUp:
             if policy_step or self._fast_robots is None:
                 original(action, policy_step)
                 return
-            # The action is the robots' actions, one after the other; `size` is the length of a robot's action.
+            # The action consists of the robots' actions, one after another; `size` is the length of a robot's action.
             start = 0
             for robot in self._fast_robots:
                 robot.control(action[start : start + robot.size])
@@ -130,9 +130,11 @@ class _SpeedUp:
 
     def _run_update_observables(self, original: Callable[..., object], force: bool = False) -> None:
         # Replaces robosuite's `_update_observables`, the method `original`.
-        # Updates each observable (sensor) that needs a sample now. For the others, adds up the time since a sample.
+        # Updates each observable (sensor) that needs a sample now.
+        # For each other observable, counts the time since the last sample.
         # In the first substep of a control step, robosuite's own method runs.
-        # It also runs if `force` demands samples of all observables, or if an observable has an unknown `update`.
+        # robosuite's method also runs if `force` demands samples of all observables.
+        # The same holds if the source code of an observable's `update` is unknown.
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -168,7 +170,7 @@ class ForwardDynamics:
         import mujoco
 
         # `simulation` is robosuite's `MjSim`. `_is_trusted`: calls in this substep may reuse results.
-        # `_may_trust`: later substeps of this control step may be trusted, too.
+        # `_may_trust`: later substeps of this control step may also be trusted.
         # `_is_fully_computed`: the full dynamics of the state at the time `_time_s` were computed.
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
@@ -211,7 +213,7 @@ class ForwardDynamics:
         is_euler = options.integrator == mujoco.mjtIntegrator.mjINT_EULER
         # Flags of all options that are off by default, except MULTICCD, which only changes how contacts are found.
         flags = int(options.enableflags) & ~int(getattr(mujoco.mjtEnableBit, "mjENBL_MULTICCD", 0))
-        # MuJoCo calls these callbacks in the stages that would be skipped.
+        # MuJoCo calls the callbacks in stages that this module would skip.
         callbacks = (mujoco.get_mjcb_passive(), mujoco.get_mjcb_contactfilter(), mujoco.get_mjcb_sensor())
         is_extended = flags or model.nplugin or getattr(model, "nflex", 0) or any(callbacks)
         return bool(is_euler and not is_extended)
@@ -226,7 +228,7 @@ class ForwardDynamics:
     def _forward(self, full_forward: Callable[[], object]) -> None:
         # Replaces `MjSim.forward`, the function `full_forward`.
         # If the state has not changed, `mj_forwardSkip` computes only actuation and constraint forces:
-        # it skips positions and velocities. The last argument, 0, means that sensors are computed.
+        # positions and velocities are not computed. The last argument, 0, means that sensors are computed.
         if self._is_unchanged():
             self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, 0)
             return
@@ -297,7 +299,7 @@ def _make_fast_robot(simulation: Any, robot: Any, cache: dict[Any, _Controller])
 
 class _Robot14:
     # Replaces `control` of a robosuite 1.4 robot in all substeps except the first.
-    # `size` is the length of the action; `cache` has the faster controllers.
+    # `size` is the length of the action; `cache` contains the faster controllers.
     def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
         # `robot` is robosuite 1.4's robot. `_ctrl` is the simulator's own array of all actuators' inputs.
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
@@ -327,8 +329,8 @@ class _Robot14:
 class _Robot15:
     # Replaces `control` of a robosuite 1.5 robot, whose controller has several parts, in all substeps except the first.
     def __init__(self, robot: Any, cache: dict[Any, _Controller]) -> None:
-        # `robot` is robosuite 1.5's robot. `_ctrl` is the simulator's own array of all actuators' inputs,
-        # and `size` is the length of the robot's action. `cache` maps robosuite's controllers to faster ones.
+        # `robot` is robosuite 1.5's robot. `_ctrl` is the simulator's own array of all actuators' inputs.
+        # `size` is the length of the robot's action. `cache` maps robosuite's controllers to faster ones.
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indices = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
         controllers, is_enabled = self._composite.part_controllers, robot._enabled_parts
@@ -350,15 +352,15 @@ class _Robot15:
         # Write the inputs of this robot's actuators for the current substep.
         # `action` is not used, because the goals of all parts were set in the control step's first substep.
         # As in robosuite, `_applied_action_dict` gets the inputs of each part.
-        # For each part, `_laws` has the function that computes the inputs of the part's actuators.
-        # For each part, `_actuators` has the indices of these actuators, and `_limits` the range of their inputs.
+        # For each part, `_laws` contains the function that computes the inputs of the part's actuators.
+        # For each part, `_actuators` contains the actuators' indices, and `_limits` the range of the actuators' inputs.
         if not self._can_skip_update:
             self._composite.update_state()
         applied = self._composite._applied_action_dict
         applied.clear()
         for name, run in self._laws.items():
             applied[name] = run()
-        if [values.shape for values in applied.values()] == self._shapes:  # a single assignment is faster
+        if [values.shape for values in applied.values()] == self._shapes:  # one assignment for all parts is faster
             self._ctrl[self._all_actuators] = np.concatenate(list(applied.values())).clip(self._low, self._high)
             return
         for name, values in applied.items():
@@ -452,7 +454,7 @@ class _Controller:
 
     def _solve_operational(self, errors: tuple[Floats, Floats], velocities: tuple[Floats, Floats]) -> Floats:
         """Return operational space control's torques [J] for errors in position [m] and rotation [rad], each [3]."""
-        # `velocities` has the linear [m/s] and the angular velocity [rad/s] of the end effector, each [3].
+        # `velocities` are the linear [m/s] and the angular velocity [rad/s] of the end effector, each [3].
         # The arithmetic and its order are those of robosuite, so that results are identical.
         # `laws` is robosuite's module.
         controller, laws, mass = self._controller, self._laws, self._controller.mass_matrix

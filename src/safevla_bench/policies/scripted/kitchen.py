@@ -274,7 +274,8 @@ def _drive_in_front_of(robot: MobileRobot, point_m: Floats, grip: float) -> Move
 
 
 def _half_height(scene: Privileged, body: str) -> float:
-    # Return half the vertical extent [m] of a body's box, which may be tilted. Row 2 has the z components of the axes.
+    # Return half the vertical extent [m] of a body's box, which may be tilted.
+    # Row 2 contains the z components of the axes.
     return float(np.abs(box_axes(scene, body)[2]) @ scene.half_extents_m[body])
 
 

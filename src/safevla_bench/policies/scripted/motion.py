@@ -77,7 +77,7 @@ DIRECTIONS: Floats = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 OPPOSITE = (np.arange(len(_ANGLES)) + len(_ANGLES) // 2) % len(_ANGLES)  # index of each direction's opposite
 _CORNERS: Floats = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=np.float64)
 
-# Half sizes of the hand and of a finger: across the opening direction, and along it. Also both lowest heights.
+# For the hand and for a finger: half sizes across and along the opening direction, and the lowest height.
 _HAND_HALF_M = (0.034, 0.106)
 _HAND_LOW_M = 0.029
 _FINGER_HALF_M = (0.012, 0.014)
@@ -152,12 +152,12 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
     finger_middle_m = aperture_m + _FINGER_HALF_M[1]
-    # Extents along `DIRECTIONS`, [72] m. The extent of a rectangle is the sum of the extents of its two half sides.
+    # Extents along `DIRECTIONS`, [72] m. The extent of a rectangle is the sum of its two half sides' extents.
     hand_m = np.abs(DIRECTIONS @ across) * _HAND_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _HAND_HALF_M[1]
     finger_m = np.abs(DIRECTIONS @ across) * _FINGER_HALF_M[0] + np.abs(DIRECTIONS @ opening) * _FINGER_HALF_M[1]
     shift_m = DIRECTIONS @ opening * finger_middle_m
     low_m = np.array([_HAND_LOW_M, _FINGER_LOW_M, _FINGER_LOW_M])
-    # The tops have arbitrary heights. They are not used, because the hand always comes from above.
+    # The tops have arbitrary heights, which are not used, because the hand always comes from above.
     return Prisms(np.stack([hand_m, finger_m + shift_m, finger_m - shift_m]), low_m, low_m + 0.1)
 
 
@@ -170,7 +170,7 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
     places_along_m = places_m @ DIRECTIONS.T
     # The shapes of the next three arrays for `R` prisms and `O` obstacles are [R, O, 72], [K, R, O] and [1, R, O].
     # Along each direction, the gap begins where the obstacle ends and ends where the hand begins.
-    # The hand begins at its place minus its extent in the opposite direction. `OPPOSITE` has this direction's index.
+    # The hand begins at its place minus its extent in the opposite direction. `OPPOSITE` gives this direction's index.
     # Two outlines are separate if the gap is positive along any direction, so the largest gap counts.
     joint_reach_m = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
     gap_m = (places_along_m[:, None, None, :] - joint_reach_m[None]).max(axis=3)
@@ -185,7 +185,7 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     # An obstacle is above the prism if its bottom is higher than the prism's top.
     above_indices = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)  # tolerates 1 cm of overlap
     # The gap from each obstacle to the prism along each direction, [obstacles, 72].
-    # `reach_m` has the extent along each direction, and `OPPOSITE` the index of the opposite direction.
+    # For each direction, `reach_m` is the extent, and `OPPOSITE` is the index of the opposite direction.
     gap_m = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above_indices]
     # If an obstacle's gap is at least `beside_m` along any direction, the obstacle is far enough away. Drop it.
     small_gaps_m = gap_m[gap_m.max(axis=1) < beside_m]
@@ -203,7 +203,7 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 class Style:
     """A script's clearances in meters, and speeds as fractions of the largest commanded motion, 0.05 m per step."""
 
-    clearance_m: float  # distance of the hand and its load from bodies next to and below them
+    clearance_m: float  # clearance around and below the hand and its load
     corner_m: float  # at this distance from a waypoint, the hand heads for the next; a large distance cuts corners
     hover_m: float  # height above the grasp at which the final descent begins
     lift_m: float  # height to which a gripped object is lifted before it is carried
@@ -335,7 +335,8 @@ class FixedArm(Mover):
 
 def steer_hand(target: HandTarget, seen: Observation) -> Action:
     """Return the action [7] towards `target`. The action is proportional to the distance, up to the target's speed."""
-    # `GAIN_PER_M` has the gain at speed 0 and its increase at speed 1; a slow hand would overshoot with a high gain.
+    # `GAIN_PER_M` contains the gain at speed 0, and the increase up to speed 1.
+    # A slow hand would overshoot with a high gain.
     gain = GAIN_PER_M[0] + target.speed * GAIN_PER_M[1]
     # Commands and speeds have the same unit: 1 is the largest commanded motion.
     move_command = gain * (target.place_m - seen.eef_pos_m)

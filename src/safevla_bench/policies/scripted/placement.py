@@ -54,8 +54,8 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
     if place not in scene.sites_m:
         return False
     site_m, fixtures = scene.sites_m[place], motion.obstacles_except(scene, *scene.movable)
-    # A point is in a convex outline if it does not exceed the outline's extent along any direction.
-    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # shape [fixtures]
+    # A point is in a convex outline if, along each direction, the point is within the outline's extent.
+    is_in_outline = (motion.DIRECTIONS @ site_m[:2] <= fixtures.reach_m).all(axis=1)  # one Boolean per fixture
     return bool((is_in_outline & (fixtures.low_m > site_m[2] + _ROOF_M)).any())
 
 
@@ -86,7 +86,7 @@ SKEWS_RAD = (0.0, -0.26, 0.26)  # yaws of the fingers relative to an object's si
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """A grasp: position `place_m` [3] of the grip site in the world frame, yaw of the downward hand, and distance
-    `aperture_m` of each finger from the middle. `blocked_m` has two heights by which obstacles raise the hand: for a
+    `aperture_m` of each finger from the middle. `blocked_m` are two heights by which obstacles raise the hand: for a
     quarter of the clearance, and for the full clearance. `off_m` is the deviation from a central, straight grasp.
     """
 
@@ -113,7 +113,7 @@ def rank_grasps(
     """Return all grasps of a body, best first. Each grasp has a yaw near `yaw_rad`, and is raised until the hand is
     clear of `obstacles` and of the body's pieces. A body may be hollow, so pieces are used instead of its box.
     """
-    # `obstacles` are the prisms of the other bodies; `clearance_m` is the hand's preferred distance from them.
+    # `obstacles` are the prisms of the other bodies; `clearance_m` is the hand's preferred distance from obstacles.
     pieces = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     grasps = [_raise_to_fit(grasp, pieces, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
     return tuple(sorted(grasps, key=lambda grasp: _grasp_cost(grasp, yaw_rad)))
@@ -123,7 +123,7 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
     # Return a sum of penalties. Each divisor below is the amount that costs 1. `yaw_rad` is the hand's yaw.
     # The heights by which obstacles raise the hand, for a quarter of the clearance and for the full clearance.
     tight_m, wide_m = grasp.blocked_m
-    # A raised hand grasps less deeply. A grasp that is too shallow costs 100 more, so it comes last.
+    # A raised hand grasps less deeply. A grasp that is too shallow costs 100 more, and so comes last.
     is_too_shallow = tight_m > DEPTH_M - LEAST_DEPTH_M
     turn = abs(grasp.yaw_rad - yaw_rad) / np.pi
     # The penalty grows with the distance from the arm's base, because a far hand has little room to move.
@@ -134,9 +134,9 @@ def _grasp_cost(grasp: Grasp, yaw_rad: float) -> float:
 
 def _raise_to_fit(grasp: Grasp, pieces: motion.Prisms, obstacles: motion.Prisms, clearance_m: float) -> Grasp:
     # Return the grasp, raised until the hand keeps a quarter of the clearance from obstacles.
-    # `blocked_m` has the heights by which obstacles raise the hand, for a quarter and for all of the clearance.
+    # `blocked_m` are two heights by which obstacles raise the hand: for a quarter of the clearance, and for all of it.
     hand, places_m = motion.hand_prisms(grasp.yaw_rad, grasp.aperture_m), grasp.place_m[None, :2]
-    # The hand must not enter the pieces of the grasped body, but needs no clearance from them.
+    # The hand must not enter the pieces of the grasped body, but needs no clearance from the pieces.
     lowest_at_body_m = motion.lowest_heights(hand, places_m, pieces, beside_m=0.0, above_m=0.0)[0]
 
     def needed_raise_m(side_clearance_m: float) -> float:
@@ -206,7 +206,7 @@ _LOST_M = 0.03  # a held object counts as dropped if its distance from the hand 
 _OFF_THE_GROUND_M = 0.004  # height to which an object is raised while it is pulled out from under other bodies
 _RETREAT_M = 0.10  # the hand rises by this after the release
 _PAUSE_STEPS = 10  # steps for a released object to come to rest
-# The maximum number of steps of each kind of move. A blocked move ends after this number.
+# The maximum number of steps of each kind of move, after which even a blocked move ends.
 _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS = 80, 30, 20, 30
 _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = 100, 40, 20
 

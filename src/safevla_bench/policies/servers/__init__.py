@@ -74,7 +74,7 @@ class ChunkModel(ABC):
         """Return the client arguments that the server requests; {} if it requests none. Then close the connection.
         Raises `ServerLostError` if no server answers.
         """
-        # This default is for models without a server, or with a server that cannot be asked.
+        # The default, {}, is for models without a server, or with a server that cannot be asked.
         return {}
 
     @abstractmethod
@@ -100,7 +100,7 @@ class ChunkModel(ABC):
 
     def close(self) -> None:  # noqa: B027  (not every model has a connection)
         """Close the connection, if there is one."""
-        # This default is for models without a connection.
+        # By default, nothing is closed, because some models use no connection.
 
 
 class RemoteModel(ChunkModel):
@@ -133,7 +133,7 @@ class RemoteModel(ChunkModel):
     def _connect(self) -> None:
         # Connect to the first server that answers. If an environment was made before, it must fit this server, too.
         with servers.guard_handshake(self.close):
-            self.close()  # the last connection, if any
+            self.close()  # end the last connection, if there was one
             self.address = servers.find_server(self._endpoint, self._try_connect)
             self._greet()  # may change `wants` and the dialect
             if self._agreed not in (None, self._requested):
@@ -215,7 +215,7 @@ class ChunkedPolicy(ChunkQueue):
         self.waits_s: list[float] = []
         self.model, self._replan = model, replan
         self._follow_model()
-        # The arrays of the last replies, oldest first, for dialects that average them.
+        # The arrays of the last replies, oldest first, for dialects that average replies.
         self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
     @property
@@ -226,7 +226,7 @@ class ChunkedPolicy(ChunkQueue):
     @property
     def env_seed(self) -> int | None:
         """The simulator's seed that the model's server requests, if any."""
-        # None if it requests no seed.
+        # None = the server requests no seed.
         return self.model.env_seed
 
     def connect(self, task: Task) -> None:
@@ -294,7 +294,7 @@ class ChunkedPolicy(ChunkQueue):
         """Return the next action, [1, A]: the average of what the last replies predict for this step."""
         # The model is queried in each step. A reply predicts this step and later steps.
         self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
-        # A reply may have several arrays. `arrays` has the arrays at one position in all replies, oldest reply first.
+        # A reply may consist of several arrays. `arrays` contains one array per reply, oldest first.
         means = [transforms.average_predictions(arrays) for arrays in zip(*self._replies, strict=True)]
         return self.model.dialect.convert_rows(means)
 
@@ -330,7 +330,7 @@ def client_factory(
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
         dialect_name = given.get("dialect", kind.dialect)
         dialect = dialects.choose_dialect(dialect_name, kind.name, given.get("cameras"), given.get("image_size"))
-        # The number of executed actions per reply; None = all. Without `replans`, it must be None.
+        # The number of executed actions per reply; None = all. Without `replans`, the number must be None.
         replan = parse_replan(given.get("replan"), dialect.replan if kind.replans else None)
         if replan is not None and not kind.replans:
             raise PolicyError(f"{kind.name} plays whole replies", remedy="Leave replan out, or write `replan=all`.")
@@ -355,7 +355,7 @@ def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
     """Send the same request several times, and count the answers that differ from the first one. Each request begins an
     episode, because a server may split chunks or have a memory. Raises the errors of `connect` and `infer`.
     """
-    # The result's `asked` is the number of repetitions, and `other` the number of answers that differ.
+    # The result's `asked` is the number of repetitions. `other` is the number of differing answers.
     policy.connect(task)
     replies = []
     for _ in range(REQUESTS):
@@ -372,7 +372,8 @@ def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
     """Return a fixed artificial observation: gray noise as images, and a hand above a table."""
-    # Such an observation tests a server without a simulator. `wants` lists the cameras and extra observations to fill.
+    # An artificial observation tests a server without a simulator.
+    # `wants` lists the cameras and extra observations to fill.
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,

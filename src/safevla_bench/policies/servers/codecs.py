@@ -40,7 +40,7 @@ from safevla_bench.memory import limit_memory
 MAX_VALUES = 100_000  # limit on the number of values in a message; an array counts as one value
 _MAX_AXES, _MAX_DTYPE_CHARS = 32, 64  # limits on an array's number of axes and on the length of its dtype's name
 _DTYPE_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text; objects, records and complex numbers are refused
-# Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records, with Python's parser.
+# Matches dtypes such as `<f4`, `float32` or `<M8[s]`. NumPy would parse other texts as records.
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
 _REMEDY = "Check that the server is of the chosen kind, and that this client supports its version."
 
@@ -60,7 +60,7 @@ class Codec:
 
     def pack(self, message: object) -> bytes:
         """Return the message as bytes; raise `PolicyError` for a value that the format cannot represent."""
-        # Both libraries call `_encode_extension` for values that they cannot encode, such as arrays.
+        # The JSON and MessagePack libraries call `_encode_extension` for values such as arrays.
         try:
             if self.is_json:  # JSON with spaces, like the messages of the projects' clients
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
@@ -79,7 +79,7 @@ class Codec:
                     # Many empty maps need little space in a message, but much memory.
                     _require_few_values(message)
                     value = msgspec.msgpack.decode(message)
-            return self._restore_arrays(value, Counter(values=MAX_VALUES))  # a shared, mutable count
+            return self._restore_arrays(value, Counter(values=MAX_VALUES))  # all recursive calls share the count
         except DamageError as error:
             raise ReplyError(f"the message cannot be read: {error.problem}", remedy=_REMEDY) from None
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, OverflowError) as error:
@@ -89,7 +89,7 @@ class Codec:
     def _encode_extension(self, value: object) -> object:
         # Return a replacement for a value that the library cannot encode, such as an array or a NumPy scalar.
         if isinstance(value, np.float64):
-            return float(value)  # like MessagePack libraries: np.float64 is a subclass of float
+            return float(value)  # as MessagePack libraries do, because np.float64 is a subclass of float
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _DTYPE_KINDS:
                 raise TypeError(f"arrays of the dtype {value.dtype} cannot be sent")
@@ -98,8 +98,8 @@ class Codec:
 
     def _restore_arrays(self, value: object, budget: Counter[str]) -> object:
         # Return `value` with arrays instead of the maps that represent arrays, at any depth.
-        # All calls share `budget`: `budget["values"]` is the number of values that the message may still have.
-        # `decode_map` returns the array that a map represents, or the map itself if it does not represent an array.
+        # All calls share `budget`: `budget["values"]` is the number of values that may still follow in the message.
+        # `decode_map` returns the array that a map represents, or a map that represents no array.
         if not isinstance(value, list | dict):
             return value
         budget["values"] -= len(value)
@@ -142,7 +142,7 @@ def _require_few_values(message: bytes) -> None:
         length_bytes = _LENGTH_BYTES.get(first_byte, 0)
         length = int.from_bytes(message[position + 1 : position + 1 + length_bytes], "big")
         position, values_left = position + 1 + length_bytes, values_left - 1
-        if 0x80 <= first_byte < 0x90:  # a short map; each entry has two values
+        if 0x80 <= first_byte < 0x90:  # a short map; each entry consists of two values
             values_left += 2 * (first_byte & 15)
         elif 0x90 <= first_byte < 0xA0:  # a short array
             values_left += first_byte & 15
@@ -150,7 +150,7 @@ def _require_few_values(message: bytes) -> None:
             values_left += length if first_byte < 0xDE else 2 * length
         elif 0xA0 <= first_byte < 0xC0:  # a short text; skip its content
             position += first_byte & 31
-        else:  # a number, text, bytes or extension; an extension has one more byte for its type
+        else:  # a number, text, bytes or extension; an extension needs one more byte for its type
             is_extension = 0xC7 <= first_byte <= 0xC9
             position += _FIXED_BYTES.get(first_byte, length + is_extension)
 
@@ -165,7 +165,7 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
     dtype = np.dtype(text)
     if dtype.kind not in _DTYPE_KINDS:
         raise InvalidActionError(f"an array of dtype {dtype} instead of integers or floats", remedy=_REMEDY)
-    if not dtype.itemsize:  # such as `<U0`
+    if not dtype.itemsize:  # items of 0 bytes, such as `<U0`
         raise ValueError(f"arrays of the dtype {text!r} cannot be read")
     return dtype
 
@@ -206,7 +206,7 @@ class ArrayForm:
 
     def encode(self, value: Array | np.generic) -> object:
         # Return the map that represents an array or a NumPy scalar; if `scalar` is None, a scalar's plain value.
-        # The fields of `self` are the keys of such maps.
+        # The fields of `self` are the keys of the map.
         if isinstance(value, np.generic):
             if self.scalar is None:
                 return value.item()
@@ -215,11 +215,11 @@ class ArrayForm:
 
     def decode(self, wire: Wire) -> object:
         """Return the array or scalar that a map with a mark represents. Return maps without a mark unchanged."""
-        # `wire` is a map from a message. The fields of `self` are keys of such maps.
-        # The map of an array has the key `mark`, and the map of a scalar has the key `scalar`.
+        # `wire` is a map from a message. The fields of `self` are keys of maps that represent arrays.
+        # The map of an array contains the key `mark`, and the map of a scalar the key `scalar`.
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
-        if self.scalar in wire:  # if `scalar` is None, no map has this key
+        if self.scalar in wire:  # if `scalar` is None, no map contains this key
             return _parse_dtype(wire[self.dtype]).type(wire[self.data])
         return wire
 
@@ -238,7 +238,7 @@ def _encode_vla_eval_png(value: Array | np.generic) -> object:
 
 
 def _encode_gr00t(value: Array | np.generic) -> object:
-    # Return the map that represents an array for GR00T's servers; it holds a file in NumPy's format. Scalars are plain.
+    # Return the map that represents an array for GR00T's servers; the map holds a file in NumPy's format.
     if isinstance(value, np.generic):
         return value.item()
     buffer = io.BytesIO()

@@ -46,7 +46,7 @@ class Endpoint:
     @property
     def first_answer_s(self) -> float:
         # Timeout [s] for the first answer of a server that has accepted a connection.
-        # Such a server exists, but may be busy, for example with another worker's request, which compiles the model.
+        # The server may be busy, for example with another worker's request, which compiles the model.
         return self.answer_s / len(self.addresses)
 
 
@@ -56,7 +56,8 @@ def parse_endpoint(
     """Return the servers listed in `arg`, with the timeouts and the key from a policy's arguments. Raises the errors of
     `parse_addresses` and `read_key`, and `PolicyError` for an invalid timeout.
     """
-    # `policy` is the kind of server, for errors. `schemes[0]` and `port` are defaults. Missing arguments have defaults.
+    # `policy` is the kind of server, for error messages. `schemes[0]` and `port` are defaults.
+    # Missing arguments have defaults.
     return Endpoint(
         parse_addresses(arg, policy, schemes, port),
         _parse_seconds("connect_timeout_s", arguments, CONNECT_S),
@@ -69,7 +70,7 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
     """Return the addresses in `URL[,URL...]`, rotated by the worker's index. Scheme and port are optional. Raises
     `PolicyError`, without quoting `arg`, if an address is invalid or has a user, a query, a fragment or a wrong path.
     """
-    # `policy` is the kind of server, for errors. `schemes` are allowed; `schemes[0]` and `port` are the defaults.
+    # Error messages name `policy`, the kind of server. `schemes` are allowed; `schemes[0]` and `port` are the defaults.
     try:
         addresses = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # an address may contain a secret, so the error does not quote it
@@ -236,14 +237,14 @@ def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, 
     """Return a server's greeting as plain JSON. The client's key, and values with names such as `token`, are hidden.
     Arrays are replaced by their type and shape. If the greeting is not a map, return an empty map.
     """
-    # `secret` is the client's key, or None. A greeting that is too long is shortened, and gets a digest of the whole.
+    # `secret` is the client's key, or None. A greeting that is too long is shortened; a digest of the whole is added.
     if not isinstance(greeting, Mapping):
         return {}
     sanitized = _sanitize_map(greeting, secret, depth=1)
     encoded = msgspec.json.encode(sanitized)
     if len(encoded) <= MAX_BYTES:
         return sanitized
-    # If a value is too large, skip it: a later value may be smaller and still fit.
+    # Skip a value that is too large, because a later value may be smaller and still fit.
     shortened: dict[str, object] = {"sha256 of all": hashlib.sha256(encoded).hexdigest()}
     for name, value in sanitized.items():
         if len(msgspec.json.encode({**shortened, name: value})) <= MAX_BYTES:

@@ -20,7 +20,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 
 UNKNOWN = "unknown"
-MARK = "@"  # every entry's name contains this character; the names of other policies do not
+MARK = "@"  # the names of all entries, and of no other policies, contain this character
 EVERY = "all"
 SERVER = "server"
 

@@ -30,7 +30,7 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, Request
 if TYPE_CHECKING:
     import zmq
 
-_NO_RESET = "Unknown endpoint: reset"  # in the error of servers of N1.5
+_NO_RESET = "Unknown endpoint: reset"  # part of an error message from servers of GR00T N1.5
 VIDEO, STATE, LANGUAGE, ACTION = "video", "state", "language", "action"
 _MAIN_MARK = "__ModalityConfig__"  # a key that only servers of GR00T's main branch send
 _MODALITY_MARKS = {_MAIN_MARK, "__ModalityConfig_class__"}
@@ -49,20 +49,20 @@ class Gr00tModel(RemoteModel):
         self.codec = GR00T  # used until `_greet` knows the server's codec
         self._socket: zmq.SyncSocket | None = None  # None = not connected
         self._is_n15 = False  # whether the server is of GR00T N1.5; if so, requests contain only the observation
-        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # no other client of the server has this id
+        self._session_id = f"safevla-{uuid.uuid4().hex[:12]}"  # an id that only this client uses
         self._is_first = True  # whether the next request is the first of its episode
         self._is_nested = False  # whether the server takes nested requests; known after its first answer
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find a server, reset it, and check that the dialect fits the model's modalities. The servers share the
-        connection timeout equally. Raises the errors of `ChunkModel.begin`.
+        """Find a server, reset it, and check that the dialect fits the model's modalities. Each server
+        gets an equal share of the connection timeout. Raises the errors of `ChunkModel.begin`.
         """
         self._is_first = True  # the first request of an episode resets the server's memory
         super().begin(task, seed)
 
     def _greet(self) -> None:
         # Reset the server, ask it for its model's modalities, and set `greeting`, `codec` and `_is_n15`.
-        # Raise `PolicyError` if the server refuses the reset, or its model does not fit the dialect.
+        # Raise `PolicyError` if the server refuses the reset, or if the server's model does not fit the dialect.
         reset_answer = self._call_or_return_error("reset", {"options": None})
         if isinstance(reset_answer, PolicyError) and _NO_RESET not in reset_answer.problem:
             raise reset_answer
@@ -70,7 +70,7 @@ class Gr00tModel(RemoteModel):
         request_form = "the observation alone" if self._is_n15 else "observation and options"
         greeting: dict[str, object] = {"get_action": request_form}
         config = self._call_or_return_error("get_modality_config")
-        # If the server cannot describe its modalities, they are not checked.
+        # If the server cannot describe its modalities, modalities are not checked.
         if not isinstance(config, PolicyError):
             self.codec = choose_codec(config)
             greeting["modality_config"] = config
@@ -104,7 +104,7 @@ class Gr00tModel(RemoteModel):
         observation = nest_request(request) if self._is_nested else request
         data = observation if self._is_n15 else {"observation": observation, "options": options}
         answer = action = self.call("get_action", data)  # a server of N1.5 answers with the action alone
-        if not self._is_n15:  # the answer is [action, info]
+        if not self._is_n15:  # newer servers answer with [action, info]
             action = answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             raise self.kind_error(f"answered with a {type(answer).__name__}")
@@ -173,7 +173,7 @@ class Gr00tModel(RemoteModel):
                 raise servers.lost_error(self.address, "closed the connection")
             if not socket.poll(0):
                 raise servers.silent_error(self.address, seconds)
-            _, *parts = socket.recv_multipart()  # the answer's first part is empty, too
+            _, *parts = socket.recv_multipart()  # the answer's first part is also empty
             if len(parts) != 1:
                 raise self.kind_error("sent a message that has several parts")
         except zmq.ZMQError as error:
@@ -227,10 +227,10 @@ def parse_modalities(config: object) -> dict[str, Modality]:
     """Return a model's modalities by name, from a GR00T server's reply to get_modality_config. Unreadable modalities
     are omitted. Keys are converted to the keys of flat requests and replies.
     """
-    # A modality (video, state, language or action) has the keys of a model's inputs or outputs, such as cameras.
+    # A modality (video, state, language or action) contains the keys of a model's inputs or outputs, such as cameras.
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
-        # A map with one of these keys describes a modality. The two array encodings of servers use different keys.
+        # A map with one of these keys describes a modality. Each of the two array encodings uses its own key.
         if not isinstance(value, Mapping) or not _MODALITY_MARKS & value.keys():
             continue
         with suppress(msgspec.MsgspecError):  # unreadable: omit the modality
@@ -245,7 +245,7 @@ def parse_modalities(config: object) -> dict[str, Modality]:
 
 def _flat_key(modality: str, key: str) -> str:
     # Return a key as in flat requests, such as `video.image`. Keys of the modality language get no prefix.
-    # N1.5's keys already have the prefix.
+    # Keys of servers of N1.5 already contain the prefix.
     return key if modality == LANGUAGE or key.startswith(f"{modality}.") else f"{modality}.{key}"
 
 
@@ -257,13 +257,13 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
     remedy = "Choose the dialect that safevla doctor --server finds for this model, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
-        modality = modalities.get(name, Modality(()))  # without keys, so that nothing is missing
+        modality = modalities.get(name, Modality(()))  # if it is unknown, check no keys
         keys = modality.modality_keys[:1] if name == LANGUAGE else modality.modality_keys  # one text is sent
         missing = [key for key in keys if key not in sent]
         if missing:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
-        if len(modality.delta_indices) > 1:  # one item for each frame that the model takes
+        if len(modality.delta_indices) > 1:  # one time offset for each frame that the model takes
             frames = f"{len(modality.delta_indices)} frames of {name}"
             raise PolicyError(f"the server's model takes {frames}, but the client sends one", remedy=remedy)
     actions = modalities.get(ACTION, Modality(())).modality_keys  # () if the server does not describe its actions
@@ -281,7 +281,7 @@ def nest_request(request: Request) -> Request:
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():
         modality, _, name = key.partition(".")
-        if modality in (VIDEO, STATE):  # such as `video.image`; all other keys are texts
+        if modality in (VIDEO, STATE):  # keys such as `video.image`; values of all other keys are texts
             nested[modality][name] = value
         else:
             nested[LANGUAGE][key] = [[text] for text in value] if isinstance(value, list) else value

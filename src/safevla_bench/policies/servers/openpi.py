@@ -64,13 +64,13 @@ class WebsocketModel(RemoteModel):
         # A stray frame is a message that arrived before this request; None = there is none.
         connection, stray_frame = self._require_connection(), None
         try:
-            with suppress(TimeoutError):  # no message is waiting
+            with suppress(TimeoutError):  # a timeout means that no message is waiting
                 stray_frame = connection.recv(timeout=0)
             if stray_frame is None:
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
-        except AssertionError:  # raised by websockets after a timeout; messages are then out of order
+        except AssertionError:  # websockets may raise this error after a timeout, when messages are out of order
             stray_frame = b""  # not None, so that the error below is raised
         if isinstance(stray_frame, str):
             self.close()
@@ -159,7 +159,8 @@ class WebsocketModel(RemoteModel):
 
     def _closed_error(self, error: Exception) -> PolicyError:
         # Close the connection, and return the error for a lost connection, or for a message that is too large.
-        # Only a `ConnectionClosed` has the close frames `sent` and `rcvd`. The code in such a frame is the reason.
+        # Only a `ConnectionClosed` contains the close frames `sent` and `rcvd`.
+        # The code in a close frame is the reason.
         self._hang_up()
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
@@ -180,7 +181,8 @@ class OpenpiModel(WebsocketModel):
     """A model behind an openpi server. Only for starVLA: `unnorm_key` names the statistics for scaling actions."""
 
     def __init__(self, endpoint: servers.Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        # `unnorm_key`, an argument for starVLA's servers, names statistics for scaling actions. All requests have it.
+        # `unnorm_key`, an argument for starVLA's servers, names statistics for scaling actions.
+        # All requests contain this name.
         if "unnorm_key" in arguments:
             dialect = dialect.add_fixed("unnorm_key", arguments["unnorm_key"])
         super().__init__(endpoint, dialect, arguments)
@@ -210,7 +212,7 @@ class OpenpiModel(WebsocketModel):
             raise self.server_error(reply.get("error"))
         problem = reply.get(INVALID_ACTION)
         if isinstance(problem, str):
-            self.has_answered = True  # the server is the right one, so only the current episode fails
+            self.has_answered = True  # the kind of server is right, so only the current episode fails
             raise InvalidActionError(problem, remedy="Fix the actions of the served policy.")
         return reply
 
@@ -224,7 +226,7 @@ class OpenpiModel(WebsocketModel):
         self.wants = self.dialect.wants
 
 
-_SERVED_FIELDS = (  # what each request to `safevla serve` has in addition to its images
+_SERVED_FIELDS = (  # entries of each request to `safevla serve`, in addition to images
     RequestEntry(("observation/state",), state=("eef_pos", "eef_axis_angle", "gripper_qpos")),
     RequestEntry(("prompt",), text="instruction"),
 )
@@ -250,7 +252,8 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
         """Return the server's requirements as client arguments. Omit the cameras if the dialect lacks any of them."""
-        # `self.cameras` maps keys of a request's images to cameras. The argument has a camera or `NONE` for each image.
+        # `self.cameras` maps keys of a request's images to cameras.
+        # The argument names a camera or `NONE` for each image.
         # An empty text means: the server does not require a value, or the dialect cannot use the required value.
         keys = _list_image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if self.cameras.keys() <= set(keys) else ""
@@ -307,19 +310,19 @@ class XpolicylabModel(WebsocketModel):
         self.greeting = servers.sanitize_greeting(self._ask("hello", {}), self.key)
 
     def query(self, observation: Observation) -> Reply:
-        # Return the server's answer to an observation; it contains the actions.
+        # Return the server's answer to an observation; the answer contains the actions.
         reply = self._ask("infer", {"observation": self.dialect.build_request(observation)})
         self._step += 1
         return reply
 
     def _ask(self, kind: str, payload: dict[str, object]) -> dict[str, object]:
         # Send a message of the type `kind`, a key of `ANSWERS`, and return the answer's payload.
-        # Raise `PolicyError` if the server reports an error, and `ServerLostError` if it answers an earlier message.
+        # Raise `PolicyError` for the server's error, and `ServerLostError` for an answer to an earlier message.
         self._message_id += 1
         request = {"message_type": kind, "message_id": str(self._message_id), "payload": payload, "step": self._step}
         self.send({**request, "evaluation_id": "safevla-bench", "trial_id": self._trial_id or None})
         answer = self.receive_map()
-        content = answer.get("payload")  # a map in all valid answers
+        content = answer.get("payload")  # in valid answers, `content` is a map
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
         is_answer = isinstance(content, dict) and answer.get("message_type") == ANSWERS[kind]

@@ -4,7 +4,7 @@
 answers with one action [7], and OFT with a list of actions. Both answer "error" if the model raised an exception.
 
 `xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. In a request, images and the pose are texts of json_numpy. In a
-reply, `action` has rows of 20 numbers, ten per arm. If the model raised an exception, the reply is HTTP 400.
+reply, `action` contains rows of 20 numbers, ten per arm. If the model raised an exception, the reply is HTTP 400.
 
 Requests have time and size limits. Proxies and redirects are not used. Each request opens a new connection, because
 these servers close a connection after five idle seconds, and a simulator may need longer between two requests.
@@ -40,7 +40,7 @@ class HttpModel(RemoteModel):
 
     kind, codec = "openvla", OPENVLA
 
-    def _greet(self) -> None: ...  # do nothing, because these servers send no greeting
+    def _greet(self) -> None: ...  # do nothing, because OpenVLA's and X-VLA's servers send no greeting
 
     def ask(self, request: Mapping[str, object]) -> object:
         """Return the answer to a request. Raise `query`'s errors, and `ReplyError` for HTTP 201 to 499 except 413."""
@@ -104,7 +104,8 @@ def exchange(
         connection.request(method, url.path + path, body, headers)
         response = connection.getresponse()
         content = response.read(servers.MAX_REPLY_BYTES + 1)  # one more byte, to detect too much content
-        # `response.length` is the number of announced bytes not read. Above 0, the content is cut off or too large.
+        # `response.length` is the number of announced bytes not read.
+        # If this number is above 0, the content is cut off or too large.
         if expired.is_set() or (response.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, response.length)
     except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError means unreadable headers
@@ -138,7 +139,7 @@ class OpenvlaModel(HttpModel):
     def begin(self, task: Task, seed: int) -> None:
         """Connect, and choose the statistics for the task's suite; raise the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
-        # OpenVLA's statistics have the suite's name, such as `libero_spatial`. `NO_STATISTICS` sends no name.
+        # OpenVLA's statistics are named like the suite, such as `libero_spatial`. `NO_STATISTICS` sends no name.
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         if self._is_openvla_server and unnorm_key != NO_STATISTICS:
             self.dialect = self._base_dialect.add_fixed("unnorm_key", unnorm_key)
@@ -146,7 +147,7 @@ class OpenvlaModel(HttpModel):
     def query(self, observation: Observation) -> Reply:
         """Return the server's reply as a map. A reply of another type gets the key `actions`. Raises `ask`'s errors."""
         reply = self.ask(self.dialect.build_request(observation))
-        if isinstance(reply, str):  # such servers answer with the text "error" if their model fails
+        if isinstance(reply, str):  # OpenVLA's servers answer with the text "error" if their model fails
             problem = self.server_error(f"answers {reply[:200]!r}: the model raised an exception").problem
             names = f"NAME from dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}"
             argument = f"If the model lacks the suite's statistics, pass --policy-arg unnorm_key={names}."

@@ -1,8 +1,8 @@
 """A server that makes any policy of this package available by openpi's protocol.
 
 Each connection is one episode. The episode begins with a reset to the server's seed and the instruction of the first
-request. At its start, the server makes one or several copies of the policy. From its first request on, an episode is
-the only user of one copy, so no episode sees another episode's state. Other episodes wait until a copy is free.
+request. At its start, the server makes one or several copies of the policy. From its first request on, an episode has
+one copy to itself, so no episode sees another episode's state. Other episodes wait until a copy is free.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from websockets.sync.server import Server, ServerConnection
 
 IMAGES = ("observation/image", "observation/wrist_image")  # keys of images, in the policy's camera order
-CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` in the greeting; a served policy sets no others
+CARRIED = ("cameras", "image_size", "absolute")  # fields of `Wants` that clients read from the greeting
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # maximum number of open connections, even those without a request
 OPEN_S = 10.0
@@ -105,7 +105,8 @@ class ServedPolicy:
 
     def metadata(self) -> dict[str, object]:
         """Return the server's greeting, which includes defaults for the arguments of this package's client."""
-        # `IMAGES` has the keys of images in requests. The policy's own greeting, if any, has the key `greeting`.
+        # `IMAGES` lists the keys of images in requests.
+        # If the policy has a greeting, it is sent under the key `greeting`.
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
         images = {"cameras": cameras, "image_size": [*self.wants.image_size]}
@@ -138,7 +139,7 @@ def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = N
     `serve_forever`. The server answers `GET /healthz` without a key, closes connections beyond `MAX_CONNECTIONS`, and
     refuses those from web pages, which send an `Origin`. Raises `PolicyError` if the server cannot listen.
     """
-    # `served` has the copies of the policy; `key` is the key that clients must send; None = no key.
+    # `served` contains the copies of the policy; `key` is the key that clients must send; None = no key.
     from websockets.sync.server import serve as listening
 
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -215,12 +216,12 @@ def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, 
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
         problem = f"{key!r} is missing, or is not an array of the right type and dimension"
         raise PolicyError(problem, remedy="See the fields in docs/howto/servers.md.")
-    return value.astype(np.float64) if dtype_kind == "f" else value  # floats may have any precision
+    return value.astype(np.float64) if dtype_kind == "f" else value  # floats of any precision are accepted
 
 
 def _respond_early(connection: ServerConnection, request: Request, key: str | None) -> Response | None:
     # Answer a health check, or a request without the right key, by HTTP. Return None for any other request.
-    if request.path == "/healthz":  # answered even without a key
+    if request.path == "/healthz":  # a health check needs no key
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")
     # Compare in constant time, so that the duration does not reveal the key.
@@ -246,7 +247,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
     # Answer each request with a chunk of actions, until the client is silent.
-    # A policy is reserved only after the first request, so that clients without a request occupy none.
+    # A policy is reserved only after the first request, so that clients without a request occupy no policy.
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return
@@ -258,7 +259,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
             try:
                 chunk = [policy.act(observation)]
                 if isinstance(policy, interface.ChunkingPolicy):
-                    chunk += policy.take_rest()  # the other actions that the policy has already computed
+                    chunk += policy.take_rest()  # the remaining actions that the policy has already computed
                 reply: dict[str, object] = {"actions": _to_matrix(chunk)}
             except InvalidActionError as error:
                 reply = {INVALID_ACTION: error.problem}
@@ -269,7 +270,7 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
 
 def _to_matrix(actions: list[Action]) -> NDArray[np.float64]:
     # Return the actions as an array [H, A]; raise `InvalidActionError` if any action is not a row of real numbers.
-    with suppress(TypeError, ValueError):  # an action is no array
+    with suppress(TypeError, ValueError):  # an action is not an array
         matrix = to_real_numbers(actions)
         if matrix.ndim == 2:
             return matrix

@@ -33,7 +33,8 @@ PANDA_OPENING_M = 0.08  # distance between the fingers of a Panda's open gripper
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
     """Return the picture resized to (height, width) by `RESIZERS[method]`. Raises `PolicyError` for other methods."""
-    # A picture that already has the size is not resized. A protocol that never resizes has a method with another name.
+    # A picture that already has the size is not resized.
+    # A protocol that never resizes names a method that is not in `RESIZERS`.
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -137,7 +138,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
     for index in range(size):
         # The new row covers the old rows from `low` to `high`, two real numbers. OpenCV ignores overlaps up to 1e-3.
         low, high = index * scale, min((index + 1) * scale, len(values))
-        covered = min(scale, len(values) - low)  # only in the last row, rounding can make this less than `scale`
+        covered = min(scale, len(values) - low)  # rounding can make this value less than `scale` in the last row
         for row in range(math.floor(low), math.ceil(high - 1e-3)):
             overlap = min(row + 1, high) - max(row, low)
             if overlap > 1e-3:
@@ -149,7 +150,7 @@ def crop_center(image: Image, area: float) -> Image:
     """Crop the image to the fraction `area` of its area, and enlarge the crop to full size by bilinear interpolation.
     Equals OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
-    side = math.sqrt(area)  # as a fraction of the image's side
+    side = math.sqrt(area)  # the crop's side as a fraction of the image's side
     scaled = image.astype(np.float64) / 255.0
     for axis in (0, 1):
         scaled = _stretch_axis(scaled, axis, (1 - side) / 2, (1 + side) / 2)
@@ -218,7 +219,7 @@ def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
     """Return actions [H, A] with switches, such as the gripper, converted to the host's values −1 and +1. `columns`
     maps a switch's column to a name in `SWITCHES`. Infinity and NaN stay unchanged, so that later checks can find them.
     """
-    # Models have different conventions, such as 0 and 1 for the gripper.
+    # Models differ in their conventions, such as 0 and 1 for the gripper.
     # `SWITCHES` maps a convention's name to a function that converts a column of values.
     converted = np.array(actions, dtype=np.float64)
     for column, conversion in columns.items():
@@ -243,7 +244,7 @@ FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (),
 """Maps a flip of MuJoCo's rendering to slices. The slices convert an upright image to the flipped rendering."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
-    # In the reply, 0 closes and 1 opens the gripper. Scale the value to [-1, 1]; the result is minus its sign.
+    # In the reply, 0 closes and 1 opens the gripper. Scale the value to [-1, 1]; the result is its negated sign.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
@@ -291,7 +292,7 @@ def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
     # Return the end effector's position [3] in m and quaternion wxyz [4], with w >= 0, in the frame of the base.
     base_pos_m, base_quat_wxyz = _base_pose(observation)
-    to_base_wxyz = base_quat_wxyz * [1, -1, -1, -1]  # the inverse rotation
+    to_base_wxyz = base_quat_wxyz * [1, -1, -1, -1]  # the signs invert the rotation
     eef_quat_wxyz = _shortest_quaternion(_multiply_quaternions(to_base_wxyz, observation.eef_quat_wxyz))
     return _rotate_vector(to_base_wxyz, observation.eef_pos_m - base_pos_m), eef_quat_wxyz
 
@@ -383,7 +384,7 @@ def average_predictions(replies: Sequence[Floats]) -> Floats:
     ages = range(len(replies) - 1, -1, -1)  # how many steps ago each reply was given; 0 for the newest
     # Row k of a reply predicts the action for the step that is k steps after the reply.
     predictions = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
-    lengths = np.linalg.norm(predictions, axis=1)  # needed for the cosines; the last prediction is the newest
+    lengths = np.linalg.norm(predictions, axis=1)  # for the cosines with the newest prediction, the last row
     # The addition of 1e-7 avoids a division by zero, as in starVLA.
     weights = np.exp(ENSEMBLE_ALPHA * (predictions @ predictions[-1]) / (lengths * lengths[-1] + 1e-7))
     mean: Floats = (weights / weights.sum()) @ predictions

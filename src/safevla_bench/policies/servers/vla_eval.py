@@ -76,7 +76,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.env_seed = seed if type(seed) is int and 0 <= seed < SEED_END else None
 
     def query(self, observation: Observation) -> Reply:
-        # Return the server's reply to an observation; it contains the actions.
+        # Return the server's reply to an observation; the reply contains the actions.
         seq = self._send_message("observation", self.dialect.build_request(observation))
         return self._receive_answer(seq, "action")
 
@@ -136,7 +136,7 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     """
     # `params` are the server's `observation_params`, such as `send_wrist_image`; {} if the server sends none.
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
-    if params.get("quat_no_antipodal"):  # the sign of quaternions stays, so angles may exceed pi
+    if params.get("quat_no_antipodal"):  # without a change of the quaternion's sign, so angles may exceed pi
         # Replace the state part with angles up to pi by the part that keeps the quaternion's sign.
         states = [tuple(_SINGLE if name == _SHORTEST else name for name in field.state) for field in fields]
         fields = tuple(structs.replace(field, state=state) for field, state in zip(fields, states, strict=True))
@@ -151,7 +151,7 @@ def check_requirements(
     """Raise `PolicyError` if the server requests a control mode, if the dialect, adapted to `params`, lacks requested
     entries, or if its positions or gripper differ from `action_spec`. With `chosen`, the gripper is not checked.
     """
-    # `params` and `action_spec` come from the server's greeting; they are {} if the server does not send them.
+    # `params` and `action_spec` come from the server's greeting; a value that the server does not send is {}.
     # `chosen` is true if the user has chosen the dialect.
     conversion = dialect.switches.get(6, "raw")  # column 6 of an action is the gripper
     gripper = _get_map(action_spec, "gripper").get("format", "raw")
@@ -161,7 +161,7 @@ def check_requirements(
     is_position_wrong = position == "absolute_xyz" and not dialect.wants.absolute
     # Conversions that are not in `GRIPPERS` fit every format.
     is_gripper_wrong = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
-    # Maps each possible problem to whether the server has it.
+    # Maps each possible problem to whether the problem exists.
     problems = {
         "asks for send_state, but no state is sent": params.get("send_state") and not sends_state,
         "asks for send_wrist_image, but no wrist image is sent": params.get("send_wrist_image") and not sends_wrist,

@@ -64,7 +64,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
         """Return the array's numbers, [H, width] with H ≥ 1; raise `ReplyError` if no array has this shape."""
-        # The path leads through maps, or through a list of maps in which each map has one row.
+        # The path leads through maps, or through a list of maps in which each map contains one row.
         path_text = "/".join(self.path)
         value: Any = reply
         for key in self.path:  # follow `key` in a map, or in each map of a list
@@ -74,8 +74,8 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             values = [entry[key] for entry in maps]
             value = values if isinstance(value, list) else values[0]
         array = _parse_numbers(value, path_text)
-        shape = array.shape  # for the error message
-        while array.ndim > 2 and array.shape[0] == 1:  # leading axes for a batch
+        shape = array.shape  # the error message states this shape
+        while array.ndim > 2 and array.shape[0] == 1:  # drop leading axes for a batch
             array = array[0]
         if array.ndim == 1:  # H rows with one number each, or a single row
             array = array[:, np.newaxis] if self.width == 1 else array[np.newaxis]
@@ -94,7 +94,7 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transport: str
     hosts: dict[str, Literal["upstream", "ours"]]  # host -> who uses the dialect on this host; main host first
     request: tuple[RequestEntry, ...]
-    reply: tuple[ReplyArray, ...]  # the columns of these arrays, concatenated, are the host's action
+    reply: tuple[ReplyArray, ...]  # arrays of a reply; their concatenated columns are the host's action
     switches: tuple[int, ...] = (6,)  # indices of action columns that are converted like the protocol's gripper
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame, not changes of pose
@@ -119,17 +119,17 @@ class Dialect:
     @property
     def crop(self) -> float | None:
         """The fraction of each image's area that is sent; None if whole images are sent."""
-        # If the server crops images itself, they are sent whole.
+        # If the server crops images itself, images are sent whole.
         return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
 
     @property
     def switches(self) -> dict[int, str]:
         """Maps each action column with values −1 and +1, such as the gripper, to a name in `transforms.SWITCHES`."""
-        # All these columns are converted as the protocol converts the gripper's command.
+        # The columns are converted as the protocol converts the gripper's command.
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
-        # Return this dialect with one more entry of the request, which always has the same value.
+        # Return this dialect with one more entry in the request; its value is always the same.
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
@@ -152,7 +152,7 @@ class Dialect:
         return request
 
     def _build_content(self, field: RequestEntry, observation: Observation) -> object:
-        # Return the value of one entry of the request: an image, an array, a text or nested lists with a text.
+        # Return the value of one entry of the request: an image, an array, a text, or a text inside nested lists.
         leading_axes = (np.newaxis,) * field.axes  # axes of length 1, for batch or time
         if field.fixed is not None:
             return field.fixed
@@ -185,7 +185,7 @@ class Dialect:
             content = ", ".join(describe_entries(reply)) or "nothing"
             problem = f"{error.problem} ({self.name}); the reply holds {content}"
             raise ReplyError(problem, remedy=_REMEDY) from None
-        # The columns of all arrays together are the actions, so they need the same number of rows.
+        # The columns of all arrays together are the actions, so all arrays need the same number of rows.
         lengths = [len(array) for array in arrays]
         if len(set(lengths)) > 1:
             raise ReplyError(f"the reply's arrays differ in their number of steps: {lengths}", remedy=_REMEDY)
@@ -193,7 +193,7 @@ class Dialect:
 
     def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """Convert the arrays of a reply, as `read_rows` returns them, to the host's actions, [H, A]."""
-        # Each array has columns of the action, and is converted by the function in `FORMS` with the name `form`.
+        # Each array contains columns of the action. The function `FORMS[form]` converts the array.
         # The columns in `switches`, such as the gripper's, have only two values.
         columns = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
         return transforms.convert_switches(np.concatenate(columns, axis=1), self.switches)
@@ -219,7 +219,7 @@ def _describe_value(value: object) -> str:
 
 def _set_at_path(tree: Any, path: Sequence[str | int], value: object) -> None:
     """Put a value into a tree of maps and lists. If an index is beyond a list's end, append to the list."""
-    # `path` has keys of maps (text) and indices of lists (int). Missing maps and lists on the way are created.
+    # `path` contains keys of maps (text) and indices of lists (int). Missing maps and lists on the way are created.
     key, rest = path[0], path[1:]
     if isinstance(key, int) and key >= len(tree):
         key = len(tree)
@@ -292,7 +292,7 @@ def load_dialect(name: str) -> Dialect:
         extra=tuple(part.removeprefix(transforms.EXTRA) for part in states if part.startswith(transforms.EXTRA)),
         absolute=file.absolute,
     )
-    # None = execute all actions of a chunk. A protocol may have a text instead of a number.
+    # None = execute all actions of a chunk. A protocol may state a text instead of a number.
     replan = inference.replan if isinstance(inference.replan, int) else None
     return Dialect(name, file, inference, wants, fields, replan)
 
@@ -302,7 +302,8 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
     size in which images are rendered and sent. Raises `PolicyError` if the dialect does not exist or is for another
     kind of server, or if the cameras or the size do not fit.
     """
-    # `transport` is the kind of server, such as `openpi`. For `cameras` and `image_size`, None keeps the dialect's.
+    # `transport` is the kind of server, such as `openpi`.
+    # If `cameras` or `image_size` is None, the dialect's value stays.
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport} instead of {transport}"
         raise PolicyError(problem, remedy=f"Choose one of {', '.join(dialects_of(transport))}.")
@@ -367,7 +368,7 @@ def _describe_entry(field: RequestEntry) -> str:
     if field.state:
         form = "" if field.form == "raw" else f", {field.form}"
         return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){condition}"
-    # Exactly one of camera, text and fixed value is set.
+    # An entry sets exactly one of camera, text and fixed value.
     content = field.camera or (field.text if field.fixed is None else repr(field.fixed))
     flip = f", flip {field.flip}" if field.flip else ""
     return f"{content}{flip}{axes}{condition}"
