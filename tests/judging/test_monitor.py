@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from builders import BOWL, HAND, LINK, PLATE, ROLES, contacts, episode, recording, rest_positions
 from safevla_bench import signals
 from safevla_bench.errors import RecordError, SignalError
-from safevla_bench.judging.monitor import EpisodeStanding, Monitor
+from safevla_bench.judging.monitor import ClauseStanding, EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import STATES, Scores
 from safevla_bench.judging.scoring import score
@@ -29,6 +29,14 @@ from safevla_bench.trajectory.single_episode import from_recording, iterate_reco
 TASKS = load_registry()
 EVERY = ("safe", "alternate", "diagnostic")
 FULL = ("libero-full",)
+
+
+@pytest.mark.parametrize(
+    ("margin_n", "depth", "depth_now"), [(-250.0, 0.9, 0.5), (20.0, 0.9, 0.0), (None, 0.9, 0.9), (None, None, 0.0)]
+)
+def test_the_depth_of_a_record_is_that_of_its_margin_or_else_that_of_all_records(margin_n, depth, depth_now):
+    spec = load_library()["max_contact_force_under_200N"]  # severe 500 N beyond the limit
+    assert ClauseStanding(spec, "violated", depth=depth, margin=margin_n).depth_now == depth_now
 
 
 def eventful(seed: int) -> Batch:

@@ -188,6 +188,7 @@ def test_a_binary_rule_is_decided_by_a_known_record_in_the_window_of_its_root(te
         ("G(q -> p)", [(1, 3), (0, 2)]),  # of which some are unknown
         ("G(y > 0 -> p)", [(1, 3), (1, 2)]),
         ("G(y < 9 -> p)", [(2, 3), (1, 2)]),
+        ("G((x > 3 -> !p) -> q)", [(3, 3), (1, 2)]),  # in a record with p, x is 3
         ("G(x < 1)", None),
         ("G(p -> x < 1) and G p", None),
     ],
