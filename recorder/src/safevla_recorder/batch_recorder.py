@@ -585,7 +585,7 @@ class StepTables:
         self.last = 0
 
     def write(self, name: str, table: Array, worlds: Sequence[int] | None = None) -> None:
-        """Write values into the newest row: [W, F] for the `W` worlds in `worlds`; None = [N, F], for all worlds."""
+        """Write `table` into the newest row: [W, F] for the `W` worlds in `worlds`, or [N, F] if `worlds` is None."""
         # A block contains arrays [_BLOCK, N, F] by name, for `_BLOCK` successive rows. `name` is the table's name.
         block, row = self._blocks[-1], self.last % _BLOCK
         if name not in block:

@@ -162,7 +162,7 @@ class RecordingSession:
 
 def _is_process_failing() -> bool:
     """Return whether an exception ends this process. A `SystemExit` of the main process is not detected."""
-    error = sys.exc_info()[1]  # not None only in a child of `multiprocessing` before Python 3.13
+    error = sys.exc_info()[1]  # None, except in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
     # The interpreter sets `last_type` when an uncaught exception ends the main process.

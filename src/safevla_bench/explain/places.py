@@ -100,6 +100,7 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
 def _is_match(place: str, name: str, facts: BodyFacts) -> bool:
     # Returns whether `place` selects the body `name`.
     # `place` is a role, `tracked ROLE` (bodies of a role with recorded poses), a body's name, or a pattern of names.
+    # `facts.facts` are the body's recorded properties. `_TRACKED` is both a property and a prefix.
     role = place.removeprefix(_TRACKED)
     if role != place and _TRACKED not in facts.facts:
         return False

@@ -408,7 +408,7 @@ PROSE_DEPTH = "prose depth"  # name of the reading with the depth that the paper
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of the episodes in a cell that have another verdict than under the reference reading."""
+    """Counts of a cell's episodes whose verdict differs from the verdict under the reference reading."""
 
     changed: int  # all episodes whose verdict differs, including those that gained or lost a verdict
     to_unsafe: int

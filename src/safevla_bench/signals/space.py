@@ -339,7 +339,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
         raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_describe_usage(form, kind))
     if "size_m" in kind.numbers and min(numbers[-3:]) <= 0:  # the sizes are the last three numbers
         raise FormulaError("a box must have positive sizes", remedy="give size_m = [x, y, z], full lengths in meters")
-    # The last number of a kind with a person is the person's height in meters.
+    # If the signal measures a person, the last number is the person's height in meters.
     if kind.person_column is not None and (places[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= numbers[-1] <= 2.5):
         problem = "a person must be 0.5 to 2.5 m tall, and `of` must be `robot` or `eef`"
         raise FormulaError(problem, remedy="write `of = robot` to measure from links, or `of = eef` from the hand")

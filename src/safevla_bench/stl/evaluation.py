@@ -370,6 +370,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
             return _find_rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
         case syntax.Until(window, left, right, weak, crisp):
             # `hold` and `reach` are the margins [N] of the sides of `left U right`.
+            # If `crisp`, the right side is true or false, without a margin. At exactly 0, `strict` makes it false.
             # The record that gives the largest margin in `_until_margins` decides.
             reach = evaluate_formula(right, trace, at_start=False, positive=positive)
             hold, reach = margins(left), to_margins(is_true(reach, strict=not positive) if crisp else reach)

@@ -246,7 +246,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     `add_host_registries`, and `SpecError` or `RegistryError` if the rules cannot be loaded.
     """
     recipe = find_recipe(paths) if as_judged else None
-    # Without stored rules, use the default rules.
+    # A recipe lists the files and options from which rules are made. Without a stored recipe, use the default rules.
     chosen = load_recipe(recipe, paths) if recipe and not recipe.is_default else load_ruleset()
     return add_host_registries(chosen, paths, as_judged=as_judged)
 
@@ -429,7 +429,7 @@ def measure_costs(judged: Judged, *, allow_crashed: bool) -> EpisodeCosts:
         ran_to_end = ~np.isin(scores.outcome, (*UNCOUNTED, *CUT_SHORT))
         for cost, is_known in zip(step_costs, scores.is_judged & ran_to_end, strict=True):
             episode_costs.append(float(cost.sum()) if is_known else np.nan)
-    # A step costs at most 1. An episode of a user's own loop may be longer than its horizon. Without episodes, use 1.
+    # A step costs at most 1, so the largest cost is the number of steps: the horizon, or more in a user's own loop.
     largest_cost = float(max([*filter(None, horizons), *step_counts], default=1))
     return EpisodeCosts(np.array(episode_costs), largest_cost)
 

@@ -324,7 +324,8 @@ def client_factory(
     kind = KINDS[name]
 
     def make(arg: str | None, **arguments: str | None) -> ChunkedPolicy:
-        # Return a client of the servers at the addresses `arg`. None means an argument's default.
+        # Return a client of the servers at `arg`: one address, or several with commas. The endpoint contains all.
+        # None means an argument's default. `kind.replans` says whether a client may replace a reply before its end.
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
         endpoint = servers.parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)

@@ -144,8 +144,8 @@ def compute_margins(scores: Scores) -> Margins:
 
 def _margin_row(scores: Scores, column: int, series: int, is_selected: Bools) -> MarginRow:
     # Return one policy's margins to the limit of the specification in `column`.
-    # `series` is the policy's index, and `is_selected` [E] is the mask of the policy's episodes with a verdict.
-    # ACTIVE: the episode has a verdict. VACUOUS: the specification's condition never occurred in the episode.
+    # `series` is the policy's index. `is_selected` [E] is the mask of the policy's episodes with a verdict on safety.
+    # ACTIVE: the specification judges the episode. VACUOUS: the specification's condition never occurred in it.
     state = scores.state[column, is_selected]
     rho = scores.rho[column, is_selected][state == ACTIVE]
     # A violation that a Boolean signal decided has the robustness -inf, and so no margin.

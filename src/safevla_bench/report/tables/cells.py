@@ -363,7 +363,7 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
     # `cell` is the summary of one policy on one suite.
     # `unsafe_success` is the number of successful episodes that violate the specification.
     name_cells = tuple(column.cell(cell) for column in (roster.policy_column(), columns.SUITE, columns.COUNT))
-    # If a violation stopped an episode, this episode may have become an unsafe success, so that none can be counted.
+    # An episode that a violation stopped could have become an unsafe success. Then their number is unknown.
     unknown_reason = cell.rates[SBU.key].unknown or ("" if has_verdict(cell) else columns.why_no_safety(cell))
     if unknown_reason:
         yield (*name_cells, Cell.dash(unknown_reason), *[Cell.dash()] * 4)  # the other columns are empty

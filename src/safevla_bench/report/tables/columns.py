@@ -166,7 +166,7 @@ def spec_amount(spec: SpecColumn, value: float | None) -> Cell:
 
 def limit_cell(spec: SpecColumn) -> Cell:
     """Return the cell with a specification's threshold, in the specification's unit."""
-    # Thresholds are round numbers, so they are written without trailing zeros.
+    # Thresholds are round numbers, so they are written without trailing zeros. The third argument chooses mm or m.
     return Cell.amount(spec.threshold, spec.unit, spec.threshold, format_compact)
 
 

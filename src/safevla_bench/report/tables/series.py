@@ -206,7 +206,7 @@ def _select_changed(points: Sequence[SeriesPoint], metric: Metric, *, undecided:
 
 def _describe_safety_changes(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
     # Return sentences on the runs with significantly higher or lower Safety than the first run, whose name is `first`.
-    # `points` are the later runs of the curve with known gains over the first run.
+    # `points` are the curve's later runs; their gains over the first run are known.
     risen = _select_risen(points, SAFETY)
     fallen = [point for point in _select_changed(points, SAFETY) if point not in risen]
     undecided = _select_changed(points, SAFETY, undecided=True)

@@ -206,6 +206,7 @@ class NumberTaker(Taker):
         # Reads the field that the mapping gives.
         # Otherwise, reads the first of the usual fields of the part that the message has.
         # Values may also be text or None.
+        # `self.columns` is the mapping's table: `names` are the names of the numbers to read, `index` their indices.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
         # The values of the fields that exist, in order of preference.

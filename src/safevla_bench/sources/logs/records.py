@@ -510,7 +510,8 @@ def _digest(text: str) -> str:
 def _find_implausible(
     file: str, mapping: mappings.LogMapping, series: Mapping[str, Series]
 ) -> Iterator[tuple[str, str]]:
-    # Yields (file, problem) for numbers that are valid, but probably wrong. `series` has the parts at the records.
+    # Yields (file, problem) for numbers that are valid, but probably wrong. `file` is the name of the log.
+    # `series` maps each table of the mapping, such as `eef` or `bodies.cup`, to its values at the records.
     for name, columns in mapping.sources.items():
         if not isinstance(columns, mappings.PoseColumns) or not series[name].known.any():
             continue

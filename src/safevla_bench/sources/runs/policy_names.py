@@ -33,7 +33,7 @@ class NamedSource(PosixPath):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return the function and argument with which pickle restores the source, including the policy's name."""
-        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)  # `self` as text is the path
+        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)  # str(self) is the path
 
 
 PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> displayed name

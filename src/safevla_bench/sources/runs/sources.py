@@ -73,7 +73,7 @@ class LeftOut:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_uncounted(self) -> list[str]:
-        """Return a phrase for each kind of left-out planned episode, except lost or missing ones with known names."""
+        """Return a phrase for each kind of episode that is left out and is not listed by name elsewhere."""
         # `nameless` counts lost episodes with unknown names; `unnamed` counts missing episodes with unknown names.
         nameless = LeftOut(self.invalid, lost=self.nameless, damaged=0, unknown=self.unknown, unnamed=self.unnamed)
         return nameless.describe_kinds()
