@@ -354,6 +354,7 @@ class _ClauseMeasurement:
     gate_open: Bools | None  # [N]; None = the clause has no gate
     lo: Ints  # rows [lo, hi) of the window of each episode
     hi: Ints
+    values: Floats  # the result of `_least_violating_values`
 
     def to_verdict(self, trace: Trace) -> FormulaVerdict:
         # Return three arrays [E]: robustness `rho`, worst signal value `extreme`, and record of the first violation.
@@ -368,7 +369,7 @@ class _ClauseMeasurement:
         # `gate_open` [N] is true where the condition holds; None means that the clause has no condition.
         rows, lengths = trace.record_rows(episodes), trace.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
-        failing = self.clause.margins(_least_violating_values(self.clause, trace)[rows], rounding) < 0
+        failing = self.clause.margins(self.values[rows], rounding) < 0
         if self.gate_open is not None:
             failing &= self.gate_open[rows]
         # `shift` is the offset between a row's index in the trace and the row's index in `failing`, for each episode.
@@ -387,21 +388,24 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
         gate_open = is_positive(gate)
     # The window of each episode has the rows [lo, hi), [E] each. `worst` [E] is the worst signal value in each window.
     lo, hi = start_rows(clause.window, trace)
-    worst = _worst_values(clause, gate_open, lo, hi, trace)
+    values = _least_violating_values(clause, trace)
+    worst = _worst_values(clause, values, gate_open, lo, hi, trace)
     if gate is not None and not are_boolean(gate) and clause.plain:  # the gate's margin counts, too
         margins = disjunction(negate(gate), predicate_margin(clause.predicate, trace))
         rho = to_margins(fold_ranges(margins, MIN, lo, hi))
     else:
         smallest_margin = clause.margins(worst, trace.rounding((clause.signal,)))
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)  # NaN: the gate never opens
-    return _ClauseMeasurement(clause, rho, worst, gate_open, lo, hi)
+    return _ClauseMeasurement(clause, rho, worst, gate_open, lo, hi, values)
 
 
-def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
+def _worst_values(
+    clause: OneSidedClause, values: Floats, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace
+) -> Floats:
     # Return the field `extreme` of the `FormulaVerdict`, [E].
     # `extreme` is the largest value of the signal for an upper bound, else the smallest value.
     # Only records in the window [lo, hi) with an open gate count; NaN without such a record.
-    values, fold = _least_violating_values(clause, trace), MAX if clause.upper else MIN
+    fold = MAX if clause.upper else MIN
     # Divide all records into pieces, and find the worst value of each piece. The gate does not change within a piece.
     # A piece with an open gate is either completely inside a window or completely outside.
     cuts = _piece_starts(gate_open, lo, hi, trace)
@@ -424,7 +428,7 @@ def _least_violating_values(clause: OneSidedClause, trace: Trace) -> Floats:
     # Replace an unknown value by the possible value that violates the clause least.
     # `clause.upper` is True if values above the bound violate the clause. Unknown values may have a known lower bound.
     values = trace.numeric_signal(clause.signal)
-    if clause.upper and (values == np.inf).any():
+    if clause.upper and not values.max(initial=-np.inf) < np.inf:  # faster than a search; also true for NaN
         values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies
     if clause.signal not in trace.unknown:
         return values
