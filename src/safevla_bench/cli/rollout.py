@@ -332,7 +332,7 @@ _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
 def estimate_table(plan: RunEstimate) -> Table:
     """Return the table of a planned run, with a row per policy, suite and task. Its notes estimate time and disk."""
     rows = []
-    for scene in plan.scenes:  # a scene is a policy and a task
+    for scene in plan.scenes:  # a scene is a pair of a policy and a task
         values = [getattr(scene, name) for name in _COLUMNS]
         # Only the number of cameras can be None: the policy is asked for this number during the run.
         rows.append(tuple(Cell("asked" if value is None else str(value)) for value in values))

@@ -213,7 +213,7 @@ def summarize_violations(cell: Summary) -> dict[str, str | Table]:
 
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
-    """Return as texts: a specification's name, its limit, and the excess over the limit at which the depth is 1."""
+    """Return as texts: a specification's name, its limit, and how far beyond the limit the depth is 1."""
     if spec.binary:  # every violation has depth 1
         return spec.spec_id, "must never occur", "any"
     limit, excess = (

@@ -269,7 +269,7 @@ class EpisodeQueue:
     """The episodes not yet started, grouped by policy and task in the plan's order. The earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
-        self._queues: dict[Scene, deque[PlannedEpisode]] = {}  # a scene is a policy and a task
+        self._queues: dict[Scene, deque[PlannedEpisode]] = {}  # a scene is a pair of a policy and a task
         self.add(episodes)
 
     def add(self, episodes: Sequence[PlannedEpisode]) -> None:

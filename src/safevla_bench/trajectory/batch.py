@@ -367,7 +367,8 @@ def _slice_if_successive(indices: Ints) -> Ints | slice:
 
 def _take_ranges(starts: Ints, chosen: Ints | slice) -> tuple[Ints | slice, Ints]:
     """Like `gather_ranges`, but return indices as a slice if the episodes are successive."""
-    # `starts`: index of each episode's first item, then the number of items. `chosen`: indices of episodes to keep.
+    # `starts`: index of each episode's first item, then the number of items in all episodes.
+    # `chosen`: indices of the episodes to keep.
     # Returns the indices of the items to keep, and the offset of each kept episode among these items.
     if not isinstance(chosen, slice):
         return gather_ranges(starts, chosen)
