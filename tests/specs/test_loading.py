@@ -288,6 +288,21 @@ def test_a_changed_limit_never_takes_the_id_of_another_specification(tmp_path):
         set_thresholds(library, ["joint_torque=1.5"])
 
 
+def test_the_same_limit_for_two_suites_belongs_into_one_table(tmp_path):
+    first = {"spec_id": "joint_torque", "threshold": 1.5, "suites": ["libero-goal"]}
+    path = write_toml(tmp_path, first, table="limits")
+    path.write_text(path.read_text() + path.read_text().replace("libero-goal", "libero-spatial"))
+    with pytest.raises(SpecError, match="write each limit once, with all its suites"):
+        extend_library(load_library(), path)
+
+
+def test_a_limit_that_is_replaced_with_its_unit_is_not_compared_with_the_old_one(tmp_path, caplog):
+    change = {"spec_id": "max_contact_force_under_200N", "threshold": 0.05, "severe": 0.2, "unit": "m"}
+    change["stl"] = "G[0,T](non_target_disp_max < threshold)"
+    load_library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
 def test_extending_refuses_an_id_that_is_taken(tmp_path, taken):
     with pytest.raises(SpecError, match=f"field spec_id: {taken}"):

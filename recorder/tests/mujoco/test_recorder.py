@@ -408,6 +408,18 @@ def test_a_recorder_that_was_made_before_the_reset_is_refused_in_the_first_subst
     assert "after the reset" in caught.value.remedy
 
 
+def test_a_body_may_fall_from_record_0_on_if_a_loop_computes_poses_after_each_long_step():
+    sim = settle()
+    sim.model.opt.timestep = 0.02
+    sim.data.qpos[2] += 1.0
+    sim.data.qvel[:] = 0.0
+    mujoco.mj_forward(sim.model, sim.data)
+    recorder = Recorder(sim.model, sim.data, scene(sim.model))
+    sim.step()
+    mujoco.mj_forward(sim.model, sim.data)
+    recorder.record_substep()
+
+
 @pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
 def test_a_fast_body_may_be_in_record_0_of_any_integrator(integrator):
     sim = settle()

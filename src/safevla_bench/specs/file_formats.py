@@ -358,7 +358,8 @@ def _replace_rows(
         threshold = row.get("threshold")
         # A changed threshold changes the id, except in built-in libraries, whose files state the ids.
         if not is_built_in and isinstance(threshold, int | float) and threshold != old_thresholds[spec_id]:
-            warn_of_scale(spec_id, old_thresholds[spec_id], threshold, str(row.get("unit", "")))
+            if change.get("unit") in (None, by_id[spec_id][0].get("unit")):
+                warn_of_scale(spec_id, old_thresholds[spec_id], threshold, str(row.get("unit", "")))
             suffix = id_suffix(threshold, str(row.get("unit", "")))
             row |= {"spec_id": f"{spec_id}@{suffix}", "legacy_ids": []}
         by_id[spec_id] = row, origin.with_subject(spec_id)

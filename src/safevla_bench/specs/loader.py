@@ -24,7 +24,7 @@ from safevla_bench.errors import FormulaError, SignalError, SpecError
 from safevla_bench.signals import parse_signal_formula, signal_unit
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
-from safevla_bench.specs.spec import ROW_KEYS, Library, Spec, Tag, scoring_content
+from safevla_bench.specs.spec import ROW_KEYS, Library, Spec, Tag, is_confined, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.evaluation import predicate_margin
@@ -427,7 +427,10 @@ def set_limit(
             raise SpecError(f"{spec_id} has no threshold to set", remedy=remedy)
         if _threshold_id(spec, threshold) in library:
             problem = f"library {library.name!r} already has {_threshold_id(spec, threshold)}"
-            raise SpecError(problem, remedy="leave out the change, or rename the other specification")
+            remedy = "leave out the change, or rename the other specification"
+            if is_confined(library[_threshold_id(spec, threshold)]):
+                remedy = "write each limit once, with all its suites"
+            raise SpecError(problem, remedy=remedy)
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),

@@ -229,6 +229,10 @@ def test_forces_of_several_units_are_refused():
     ("message", "more", "words"),
     [
         ({"name": ["j1", "j2"], "effort": [1.0, 2.0]}, "", ""),
+        ({"name": ["q1", "left_q2"], "effort": [1.0, 2.0]}, "", ""),
+        ({"data": {"torque": {"q1": 1.0, "q2": 2.0}}}, 'field = "data.torque"\n', ""),
+        ({"data": {"q1": 1.0, "q2": 2.0}}, "", "say 'q'"),
+        ({"name": ["dq1", "dq2"], "effort": [1.0, 2.0]}, "", "say 'dq'"),
         ({"name": ["j1_mNm", "j2_mNm"], "effort": [1.0, 2.0]}, "", "scale = 0.001"),
         ({"current": [1.0, 2.0]}, 'field = "current"\n', "say 'current'"),
         ({"name": ["j1", "j2"], "position": [1.0, 2.0]}, 'field = "position"\n', "say 'position'"),

@@ -338,6 +338,11 @@ _UNSTABLE_START = (
 _STALE_M, _STALE_QUAT = (0.002, 2.0, 0.004), (0.01, 5.0, 0.05)
 
 
+def _stale_margin(model: mujoco.MjModel, limits: tuple[float, float, float]) -> float:
+    minimum, rate, maximum = limits
+    return min(max(minimum, rate * float(model.opt.timestep)), maximum)
+
+
 def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     """Raise `HostError` if the bodies' poses do not match `qpos`, for example after a state was set without
     `mj_forward`. After `mj_step`, poses are one substep older than `qpos`. So they may differ by twice the motion in a
@@ -358,8 +363,8 @@ def _require_current_poses(model: mujoco.MjModel, data: mujoco.MjData) -> None:
     # True for the bodies with a free joint, [nbody].
     is_checked = np.zeros(model.nbody, dtype=np.bool_)
     is_checked[model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]] = True
-    for name, (minimum, rate, maximum) in (("xpos", _STALE_M), ("xquat", _STALE_QUAT)):
-        margin = min(max(minimum, rate * model.opt.timestep), maximum)
+    for name, limits in (("xpos", _STALE_M), ("xquat", _STALE_QUAT)):
+        margin = _stale_margin(model, limits)
         # Positions [nbody, 3] in m, or quaternions [nbody, 4]; the margin has the same unit.
         poses, current_poses, previous_poses = (getattr(source, name) for source in (data, current, previous))
         difference = np.linalg.norm(poses - current_poses, axis=1)
@@ -447,7 +452,7 @@ class Recorder(EpisodeLog):
         self._free_bodies = model.jnt_bodyid[free_joints]
         self._start_pos = data.qpos[model.jnt_qposadr[free_joints][:, None] + np.arange(3)]
         speed_m_s = np.linalg.norm(data.qvel[model.jnt_dofadr[free_joints][:, None] + np.arange(3)], axis=1)
-        self._start_margin_m = _STALE_M[0] + 2 * model.opt.timestep * speed_m_s
+        self._start_margin_m = _stale_margin(model, _STALE_M) + 2 * model.opt.timestep * speed_m_s
         self._link_offsets = link_offsets(model, data, scene)
         self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -63,15 +64,30 @@ class WebsocketModel(RemoteModel):
 
         # A stray frame is a message that arrived before this request; None = there is none.
         connection, stray_frame = self._require_connection(), None
+        # This timer limits the time to send the message. A timeout of the socket would also end idle connections.
+        expired = threading.Event()
+
+        def hang_up() -> None:
+            expired.set()
+            self._shut_down()
+
+        timer = threading.Timer(self._endpoint.answer_s, hang_up)
+        timer.daemon = True
+        timer.start()
         try:
             with suppress(TimeoutError):  # a timeout means that no message is waiting
                 stray_frame = connection.recv(timeout=0)
             if stray_frame is None:
                 connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
+            if expired.is_set():  # the server did not read the message in time
+                self.close()
+                raise servers.silent_error(self.address, self._endpoint.answer_s) from None
             raise self._closed_error(error) from None
         except AssertionError:  # websockets may raise this error after a timeout, when messages are out of order
             stray_frame = b""  # not None, so that the error below is raised
+        finally:
+            timer.cancel()
         if isinstance(stray_frame, str):
             self.close()
             raise self.server_error(stray_frame)
@@ -130,6 +146,7 @@ class WebsocketModel(RemoteModel):
             sock = socket.create_connection((url.hostname or "", url.port or 0), left_s)
         except OSError as error:
             return servers.describe_lost_connection(error)
+        sock.settimeout(None)  # websockets before 17 would end connections that are idle for this time
         try:
             connection = connect(
                 address,
@@ -143,7 +160,6 @@ class WebsocketModel(RemoteModel):
                 max_size=servers.MAX_REPLY_BYTES,
                 logger=_LOG,
             )
-            connection.socket.settimeout(self._endpoint.answer_s)  # also limits the time to send a message
             self._connection = self._open_connections.enter_context(connection)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
             if isinstance(error, TimeoutError):
@@ -165,16 +181,18 @@ class WebsocketModel(RemoteModel):
         close_frames = getattr(error, "sent", None), getattr(error, "rcvd", None)
         if any(frame is not None and frame.code == _TOO_BIG for frame in close_frames):
             return servers.size_error(self.address)
-        if isinstance(error.__cause__, TimeoutError):  # the server did not read the message in time
-            return servers.silent_error(self.address, self._endpoint.answer_s)
         return servers.lost_error(self.address, f"closed the connection ({servers.describe_lost_connection(error)})")
 
     def _hang_up(self) -> None:
         # Close the connection without waiting for the server, which may not answer.
+        self._shut_down()
+        self.close()
+
+    def _shut_down(self) -> None:
+        # Close TCP without closing TLS; another thread's call on the connection then fails.
         if self._connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # close TCP without closing TLS
-        self.close()
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)
 
 
 class OpenpiModel(WebsocketModel):

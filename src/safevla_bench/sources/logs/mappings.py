@@ -71,8 +71,12 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         base = {"wrench": "N", "torque": "N m"}.get(part.partition(".")[0])
         if base is None:  # other parts have no unit
             return
+        texts = [*names]
+        # If the field or the source says torques, `q1` is the name of a joint, not of its position.
+        if re.search("tau|torque|effort", f"{self.field} {self.source}".lower()):
+            texts = [re.sub(r"(?<![^\W\d_])q(?=[\W_]*\d)", "joint", name, flags=re.IGNORECASE) for name in names]
         try:
-            units = [naming.find_force_unit(texts) for texts in (names, [self.field or ""], [self.source])]
+            units = [naming.find_force_unit(group) for group in (texts, [self.field or ""], [self.source])]
         except ValueError as question:
             listed = escape_controls(", ".join(names))
             refuse_field(str(question), f"Convert the numbers to one unit. Their names are: {listed}.", part)

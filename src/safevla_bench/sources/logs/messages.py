@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from safevla_bench.archive.record_schema import Budget, refuse_field
@@ -146,6 +147,7 @@ class NumberTaker(Taker):
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
     size: int = 0  # count of numbers in the last message
     frame: str = ""  # the frame that the first message with numbers names; "" = none
+    has_efforts: bool = False  # True if the numbers are the field `effort`, which the mapping does not name
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
@@ -220,6 +222,7 @@ class NumberTaker(Taker):
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             candidates = non_empty or candidates
         values = candidates[0] if candidates else None
+        self.has_efforts |= part == "torque" and self.columns.field is None and hasattr(message, "effort")
         name: Any = getattr(message, "name", None)  # the names of the numbers, or a single text
         is_list = hasattr(name, "__iter__") and not isinstance(name, str)
         names: tuple[str, ...] = tuple(map(str, name)) if is_list else ()
@@ -278,7 +281,9 @@ class NumberTaker(Taker):
             if self.fields in ("list", "int", "float", "str", "bool", "NoneType"):  # JSON without fields
                 remedy = f"Map a topic whose messages are objects with fields; those of {self.topic} are {self.fields}."
             refuse_field("no message has the mapped numbers", remedy, self.part)
-        self.columns.require_scale(self.part, self.columns.names or self.find_order())
+        # The default field of joint states says that the numbers are torques.
+        columns = msgspec.structs.replace(self.columns, field="effort") if self.has_efforts else self.columns
+        columns.require_scale(self.part, self.columns.names or self.find_order())
 
 
 @dataclass
