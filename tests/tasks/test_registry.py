@@ -164,6 +164,9 @@ def test_suites_with_the_same_tasks_share_a_name_in_any_spelling():
         assert TASKS.canonical_suite(name) == "libero-10"
     for name in ("my_lab", "found:mine:libero_10", "libero-goal-swap", ""):
         assert TASKS.canonical_suite(name) == name
+    recorded = ["libero-long", "libero-10"]
+    assert TASKS.find_recorded("libero_long", recorded) == ["libero-long"]
+    assert TASKS.find_recorded("libero_10", ["libero-long"]) == ["libero-long"]
 
 
 def test_a_suite_that_only_has_tasks_has_its_name_in_any_spelling():

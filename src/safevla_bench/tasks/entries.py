@@ -279,9 +279,11 @@ class Registry:
         return name if suite is None else suite.same_tasks_as or suite.name
 
     def find_recorded(self, name: str, recorded: Collection[str]) -> list[str]:
-        # Return the `recorded` names that mean the suite: `name` itself, else names of the same tasks in any spelling.
+        # Return the `recorded` names that mean the suite: `name`, else its spellings, else suites with the same tasks.
         if name in recorded:
             return [name]
+        if spellings := [suite for suite in recorded if spell_suite(suite) == spell_suite(name)]:
+            return spellings
         return [suite for suite in recorded if self.canonical_suite(suite) == self.canonical_suite(name)]
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:

@@ -326,9 +326,13 @@ def test_stamps_of_another_rate_than_fps_are_used_with_a_warning_and_nanoseconds
 
 
 @pytest.mark.parametrize(
-    ("tasks", "words"), [([0] * 9 + [1] * 21, "several tasks, of which the first counts: 'Pick the mug!', 1"),
-                         ([1] * 30, "1 has no text"), ([0] * 30, "")],
-)  # fmt: skip
+    ("tasks", "words"),
+    [
+        ([0] * 9 + [1] * 21, "the frames of some episodes have several tasks"),
+        ([1] * 30, "task_index 1"),
+        ([0] * 30, ""),
+    ],
+)
 def test_frames_of_several_tasks_or_of_an_unknown_one_are_a_warning(tmp_path, caplog, tasks, words):
     folder = write_mapped(tmp_path)
     replace_column(folder, "task_index", pa.array(tasks))
@@ -337,6 +341,7 @@ def test_frames_of_several_tasks_or_of_an_unknown_one_are_a_warning(tmp_path, ca
     assert batch.headers[0].instruction == ("Pick the mug!" if tasks[0] == 0 else None)
     assert words in caplog.text
     assert bool(words) == ("task" in caplog.text)
+    assert "episode_0" not in caplog.text  # one warning for all episodes
 
 
 @pytest.mark.parametrize(("decimals", "is_even"), [(3, True), (2, False)])

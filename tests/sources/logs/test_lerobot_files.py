@@ -358,6 +358,16 @@ def test_units_of_a_feature_apply_to_its_pose(tmp_path, described):
     assert episode.series["eef"].values[0] == pytest.approx([0.5, 0.0, 0.2, turned, turned, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("units", [["mm", "deg"], "n/a", [None, "N/A", "", "-", "none", "unitless"]])
+def test_a_mapping_states_units_that_a_feature_lacks_or_whose_list_does_not_fit(tmp_path, units):
+    text = '[eef]\nfrom = "p"\nrotation_form = "rpy"\nunit = "mm"\nangle_unit = "deg"\n'
+    (episode,) = read(tmp_path, text, {"p": _POSE}, p=_ANGLES | {"units": units})
+    assert episode.series["eef"].values[0][:3] == pytest.approx([0.5, 0.0, 0.2])
+    text = '[torque]\nfrom = "a"\nscale = 0.001\n'
+    (episode,) = read(tmp_path, text, {"a": TWO}, a={"units": ["mNm"] * 3})
+    assert episode.series["torque"].values[0].tolist() == [0.001, 0.002]
+
+
 @pytest.mark.parametrize(
     ("described", "text", "word"),
     [

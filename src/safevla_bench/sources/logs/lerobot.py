@@ -41,8 +41,8 @@ _COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
 SUCCESS, _DONE = "next.success", "next.done"
 _NO_NUMBERS = ("video", "image", "string")
 _MAX_INFO_BYTES = 1 << 24
+_NO_UNIT = ("", "n/a", "na", "none", "null", "-", "1", "unitless", "dimensionless")
 _MAX_FEATURE_SIZE = 1 << 16
-_MOST_NAMED = 4
 _MAX_STEPS = 100  # if the median interval of stamps exceeds this many control steps, stamps are not in seconds
 _DOWNLOAD = "Download the whole dataset again, with data/ and meta/. If you recorded it, call finalize() at the end."
 _WRITTEN = "The dataset differs from LeRobot's format: correct the program that wrote it."
@@ -251,17 +251,21 @@ class Feature(msgspec.Struct):
         names = _flatten_names(self.names, self.size)
         return names if len(names) == self.size else []
 
-    def label_numbers(self, part: str) -> list[str]:
+    def label_numbers(self, part: str, columns: mappings.AnyColumns) -> list[str]:
         """Return the names of the numbers with their units, as in `x [mm]`; [] if the description gives no units."""
-        # `part` is the name of a table in the mapping, for the error if the units do not fit the numbers.
+        # Units that do not fit the numbers are an error unless the mapping's table `part`, `columns`, states the unit.
         given, names = self.units or self.unit, self.number_names or [""] * self.size
         if isinstance(given, str):
             given = [given] * self.size
         if isinstance(given, dict) and not given.keys().isdisjoint(names):
             given = [given.get(name, "") for name in names]
-        units = _flatten_names(given, self.size)
+        units = ["" if unit.strip().lower() in _NO_UNIT else unit for unit in _flatten_names(given, self.size)]
         if given and len(units) != self.size:
-            remedy = f"In {INFO}, write one unit, or a list of {count_noun(self.size, 'unit')}."
+            if columns.states_unit:
+                return []
+            keys = "`unit` and `angle_unit`" if isinstance(columns, mappings.PoseColumns) else "`scale`"
+            remedy = f"In {INFO}, write one unit or a list of {count_noun(self.size, 'unit')}."
+            remedy += f" Or write {keys} in the mapping, in [{part}]."
             refuse_field(f"the units {escape_controls(str(given))} do not fit the numbers", remedy, part)
         return [f"{name} [{unit}]" for name, unit in zip(names, units, strict=False)]
 
@@ -356,7 +360,7 @@ def read_episodes(
     for part, columns in mapping.sources.items():
         if isinstance(columns, mappings.TorqueColumns | mappings.WrenchColumns):
             feature = dataset.features[columns.source]
-            names = feature.label_numbers(part) or feature.number_names
+            names = feature.label_numbers(part, columns) or feature.number_names
             columns.require_scale(part, [names[index] for index in indices[part]] if names else [])
     # The mapping may state the success, or name the feature that records it. Otherwise, the usual feature is read.
     success_source = mapping.episode.success
@@ -450,14 +454,13 @@ def _read_episode(
         if (done[:-1] & ~done[1:]).any():
             problem = f"{_DONE!r} is true in frame {int(done.argmax())} and false later"
             warn_once(f"{dataset.folder}: {episode_name(frames)}", f"{problem}; are these several episodes?")
-    # The indices of the episode's tasks in the order of the frames.
-    tasks = list(dict.fromkeys(frames["task_index"].to_pylist()))
-    if len(tasks) > 1 or tasks[0] not in instructions:
-        problem = f"task_index {tasks[0]} has no text in meta/tasks, so the episode counts as a separate task"
-        if len(tasks) > 1:
-            listed = ", ".join(repr(instructions.get(task, task)) for task in tasks[:_MOST_NAMED])
-            problem = f"the frames have several tasks, of which the first counts: {escape_controls(listed)}"
-        warn_once(f"{dataset.folder}: {episode_name(frames)}", problem)
+    tasks = frames["task_index"].unique().to_pylist()  # in the order of the frames
+    # These warnings do not name the episode, so that a dataset of many such episodes gives one warning.
+    if len(tasks) > 1:
+        warn_once(str(dataset.folder), "the frames of some episodes have several tasks, of which the first counts")
+    if tasks[0] not in instructions:
+        problem = f"task_index {tasks[0]} has no text in meta/tasks, so its episodes count as a separate task"
+        warn_once(str(dataset.folder), problem)
     time_base = "frame_index / fps" if is_even else "timestamp"
     series: dict[str, records.Series] = {}
     for part, columns in mapping.sources.items():
@@ -520,7 +523,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: mappings.AnyColumns) -> 
     if size > _MAX_FEATURE_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
     if isinstance(columns, mappings.PoseColumns):
-        layout = columns.find_numbers(part, names, size, feature.label_numbers(part))
+        layout = columns.find_numbers(part, names, size, feature.label_numbers(part, columns))
         # `doubt` is a warning about a convention that the names do not state; "" = none.
         if layout.doubt:
             warn_once(str(dataset.folder), f"[{part}] {layout.doubt}")

@@ -62,6 +62,11 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     index: tuple[Count, ...] | None = None
     scale: float = 1.0  # factor that converts the numbers to the record's unit
 
+    @property
+    def states_unit(self) -> bool:
+        # Returns whether the mapping states the unit of the numbers; forces and torques have a key `unit`.
+        return abs(self.scale) != 1 or getattr(self, "unit", None) is not None
+
     def require_scale(self, part: str, names: Sequence[str]) -> None:
         """Raise `RecordError` if `names`, the field or the source state a different unit or quantity for forces or
         torques, unless the mapping explains this by `scale` or `unit`.
@@ -93,7 +98,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         # A `scale` may include a gear ratio.
         # But `scale` must be above 1 if the named unit is larger than `base`, and below 1 if it is smaller.
         size = abs(self.scale)
-        is_open = (size - 1) * (float(factor) - 1) <= 0 if factor else size == 1 and getattr(self, "unit", None) is None
+        is_open = (size - 1) * (float(factor) - 1) <= 0 if factor else not self.states_unit
         if unit and is_open:
             refuse_field(f"the names say {unit!r}, but `scale` is {self.scale:g}", remedy, part)
 
@@ -117,6 +122,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Unit of the angles. None = the unit in the names or, without one, radians of at most a full turn.
     angle_unit: Literal["rad", "deg"] | None = None
     unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in names such as `x_mm`; m without such a unit
+
+    @property
+    def states_unit(self) -> bool:
+        # Returns whether the mapping states the units of the position and of the angles.
+        return self.unit is not None and self.angle_unit is not None
 
     @property
     def stated(self) -> tuple[int, ...]:
