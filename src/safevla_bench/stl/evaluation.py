@@ -378,7 +378,7 @@ def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True)
                 trace, *start_rows(window, trace), lambda *rows: _until_margins(hold, reach, *rows).argmax()
             )
             if weak:
-                # If a weak `until` has the margin of `G left`, the record that decides `G left` decides both.
+                # If a weak `until` has the margin of `G left`, the record that decides `G left` decides this `until`.
                 lasting = syntax.Always(syntax.Window(0.0, window.end_s), left)
                 is_lasting = margins(lasting, at_start=True) > margins(replace(formula, weak=False), at_start=True)
                 rows = np.where(is_lasting, _deciding_rows(lasting, trace, positive), rows)

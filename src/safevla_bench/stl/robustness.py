@@ -215,7 +215,7 @@ def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] 
         child = child.right
     if not conditions:
         return None
-    # `held` counts the records in which all conditions hold, `records` the examined ones.
+    # `held` counts the records in which all conditions hold, and `records` counts the examined records.
     held, records = np.zeros((2, len(trace)), np.int64)
     window = formula.window if isinstance(formula, syntax.Always) else syntax.Window(0.0, 0.0)
     for episodes, group in group_by_step(formula, trace):
@@ -268,7 +268,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
     match syntax.always_form(formula):
         case syntax.And(left, right):
             first, second = _judge_group(left, trace), _judge_group(right, trace)
-            # The earlier violation of the two sides counts. If only one side is violated, `later` is the record there.
+            # The earlier violation of the two sides counts. If only one is violated, `later` is its record.
             earlier, later = np.sort([first.first_violation, second.first_violation], axis=0)
             violation = np.where(earlier >= 0, earlier, later)  # -1 = the side is not violated
             return FormulaVerdict(np.minimum(first.rho, second.rho), no_extreme, violation)

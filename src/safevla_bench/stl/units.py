@@ -255,7 +255,7 @@ class _UnitCheck:
         with suppress(FormulaError):
             if {self._find_common_unit(node.left, node.right, node) for node in comparisons} <= {None, ONE}:
                 alternative = f"; or normalize both: `{_text(normalized)}`"
-        usual = ""  # what a user most likely means by `and`
+        usual = ""  # the formula that a user most likely means by `and`
         if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
             meaning = "where the first part holds, both hold"
             # `_UPPER_OPERATORS` maps `>` to `<`, and `>=` to `<=`.
