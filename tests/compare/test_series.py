@@ -76,6 +76,8 @@ def describe(*runs):
         ("pi0.5-ft (3 epochs)", 3.0, "pi0.5-ft (… epochs)"),
         ("model-7b-20k", 20000.0, "model-7b-…"),
         ("7b", 7.0, "…b"),
+        ("epoch=3-step=4000", 4000.0, "epoch=…-step=…"),
+        ("epochs_3_seed_4", 4.0, "epochs_3_seed_…"),
     ],
 )
 def test_the_label_is_the_last_number_and_the_text_around_it_the_series(name, value, series):
@@ -102,6 +104,7 @@ def test_only_names_that_count_training_make_a_series_by_themselves():
     assert select("1000", "2000", "noop", "step-5") == ["1000", "2000"]
     assert select("a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs") == ["a_ckpt_1", "a_ckpt_2", "3 epochs", "4 epochs"]
     assert select("footsteps-1", "footsteps-2") == []
+    assert select("epoch=3-step=4000", "epoch=4-step=5000") == ["epoch=3-step=4000", "epoch=4-step=5000"]
 
 
 # Numbers

@@ -33,6 +33,7 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING_WORDS = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _TRAINING_BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING_WORDS}[^a-z0-9]*$", re.IGNORECASE)
 _TRAINING_AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING_WORDS}(?:$|[^a-z])", re.IGNORECASE)
+_EPOCH = re.compile(r"((?:^|[^a-z])epochs?[^a-z0-9]*)\d+", re.IGNORECASE)
 NUMBERS = (SR, SAFETY, SBU, VSI)  # the metrics of each run
 GAINS = (SR, SAFETY)  # the metrics that are compared with the first run of the series
 
@@ -75,7 +76,11 @@ def read_label(name: str) -> SeriesLabel | None:
     if not numbers:
         return None
     last = numbers[-1]
-    return SeriesLabel(_parse_number(last.group()), name[: last.start()], name[last.end() :])
+    before = name[: last.start()]
+    if _TRAINING_BEFORE.search(before):
+        # In `epoch=3-step=4000`, the epoch follows from the step, and is not a part of the series' name.
+        before = _EPOCH.sub(r"\1…", before)
+    return SeriesLabel(_parse_number(last.group()), before, name[last.end() :])
 
 
 def _parse_number(text: str) -> float:

@@ -57,6 +57,21 @@ def test_shards_in_any_order_give_the_bytes_of_the_whole_run(runs, tmp_path):
     assert [row.outcome for row in rows].count("crashed") == 4
 
 
+def test_two_processes_may_merge_the_same_shards_into_one_folder(runs, tmp_path, monkeypatch):
+    whole, shards = runs
+    write_run, out = parts.write_run, tmp_path / "merged"
+
+    def write_after_other(*arguments):
+        if not out.exists():
+            shutil.copytree(whole, out)  # as another process's merge, which ends while this one writes
+        write_run(*arguments)
+
+    monkeypatch.setattr(parts, "write_run", write_after_other)
+    assert len(merge_shards(shards, out)) == 12
+    assert contents(out) == contents(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("together", [1, 3, 200])
 def test_parts_of_the_archive_are_those_of_the_whole_run(tmp_path, monkeypatch, form, together):

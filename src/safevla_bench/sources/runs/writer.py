@@ -315,8 +315,13 @@ def merge_shards(
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
             if not existing_digests:
-                scratch.rename(out)
-            elif _result_digests(scratch) != existing_digests:
+                try:
+                    scratch.rename(out)
+                except OSError:
+                    existing_digests = _result_digests(out)  # another process merged into `out` meanwhile
+                    if not existing_digests:
+                        raise
+            if existing_digests and _result_digests(scratch) != existing_digests:
                 _refuse_folder(out, "exists already, and differs from the merged shards", _OTHER_FOLDER)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
