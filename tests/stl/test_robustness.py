@@ -114,6 +114,14 @@ def test_a_window_from_record_0_holds_the_records_whose_stamps_lie_in_it(
     assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == (rho, first)
 
 
+@pytest.mark.parametrize(("late_s", "first"), [(3e-10, 2), (1e-9, -1)])
+def test_a_stamp_misses_a_bound_by_at_most_a_billionth_of_a_step(late_s: float, first: int) -> None:
+    """A billionth of the median step of 0.5 s is 5e-10 s."""
+    trace = trace_of(3, x=[0, 0, 3])
+    stamped = Trace(trace.signals, trace.starts, trace.dt_s, time_s=np.array([0.0, 0.5, 1.0 + late_s]))
+    assert judge_formula(parse_formula("G[0,1](x < 1)"), stamped).first_violation.tolist() == [first]
+
+
 SAME_AS_G = [
     "!F[0,T](x >= 2)",
     "not not G(x < 2)",
