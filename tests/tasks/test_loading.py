@@ -44,7 +44,8 @@ def row(**changes: object) -> str:
 
 
 def test_goal_bodies_of_a_file_replace_the_built_in_ones_and_change_no_digest(tmp_path):
-    own = load_registry([write(tmp_path, '[goal_bodies.libero-spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
+    # A suite may be written in another spelling.
+    own = load_registry([write(tmp_path, '[goal_bodies.libero_spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
     assert own.find_goal_bodies("libero-spatial", "task_0").receptacles == ("tray_1",)
     assert own.find_goal_bodies("libero-spatial", "task_1").receptacles == ("plate_1",)
     assert own.find_goal_bodies("nowhere", "task_0") is None

@@ -18,7 +18,7 @@ from safevla_bench.errors import RegistryError
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, read_json_rows, read_toml
 from safevla_bench.tasks import file_formats
-from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskTemplate
+from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskTemplate, match_spelling
 from safevla_bench.tasks.file_formats import read_tables
 
 _FILE_STEMS = (
@@ -91,7 +91,12 @@ def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySour
     new_tasks = _merge_named("task", {}, sources, tasks_by_source.__getitem__)
     # An entry of a suite is also the entry under the suite's other names, unless these have an entry of their own.
     tasks = {**base.tasks, **new_tasks, **_rename_entries(new_tasks, suites), **new_tasks}
-    goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
+    new_bodies = _merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)
+    names = (*suites, *(suite for suite, _ in tasks))
+    goal_bodies = {
+        **base.goal_bodies,
+        **{(match_spelling(suite, names), task_id): bodies for (suite, task_id), bodies in new_bodies.items()},
+    }
     # A suite's own entry for a task replaces the entry that the suite repeats from another suite.
     # The first `tasks` determines the order, and the last `tasks` overwrites the repeated entries.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
