@@ -372,6 +372,14 @@ def test_a_control_step_takes_the_time_of_its_recorded_substeps(monkeypatch, rat
     assert env.build_header(StillRecorder(), success=True, env_seed=3, index=0)["dt"] == dt_s
 
 
+def test_a_changed_timestep_counts_before_the_first_step(monkeypatch):
+    """The wrapper for a gymnasium environment needs the control step at record 0."""
+    monkeypatch.setattr(StillRecorder, "step_range_s", lambda _: (0.0, math.inf))
+    simulation = SimpleNamespace(model=SimpleNamespace(opt=SimpleNamespace(timestep=0.001)))
+    env = plain(control_timestep=1 / 20, model_timestep=0.002, sim=simulation)
+    assert env.build_header(StillRecorder(), success=True, env_seed=3, index=0)["dt"] == 25 * 0.001
+
+
 def test_an_episode_whose_control_steps_take_different_times_has_no_record(monkeypatch):
     monkeypatch.setattr(StillRecorder, "step_range_s", lambda _: (0.05, 0.07))
     with pytest.raises(HostError, match=r"0.05 s and 0.07 s"):

@@ -157,12 +157,17 @@ class RecordableEnv(ABC):
 
 def _control_step_s(env: Any, recorder: Recorder) -> float:
     # Return the simulated time of a control step in s; raise `HostError` if the recorded steps have different lengths.
-    # Before the first step, return the time that follows from robosuite's timestep.
+    # Before the first step, return the time that follows from robosuite's and MuJoCo's timesteps.
     # robosuite rounds the number of substeps down: at 30 Hz, 16 substeps of 2 ms take 32 ms.
     nominal_s, substep_s = float(env.control_timestep), getattr(env, "model_timestep", None)
     shortest_s, longest_s = recorder.step_range_s()
     if not shortest_s:
-        shortest_s = longest_s = int(nominal_s / substep_s) * float(substep_s) if substep_s else nominal_s
+        shortest_s = longest_s = nominal_s
+        if substep_s:
+            count = int(nominal_s / substep_s)
+            with suppress(AttributeError):  # the environment is not robosuite's
+                substep_s = env.sim.model.opt.timestep  # a script may have changed it
+            shortest_s = longest_s = count * float(substep_s)
     if not math.isclose(shortest_s, longest_s, rel_tol=1e-9):
         problem = f"control steps of {shortest_s:g} s and {longest_s:g} s are in one episode"
         raise HostError(problem, remedy="Make all substeps in env.step, and change its rate only between episodes.")
