@@ -38,7 +38,13 @@ from compare.scenes import (
 )
 from report.scenes import verdicts
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.difference import ComparisonOptions, is_better, least_tasks, paired_differences
+from safevla_bench.compare.difference import (
+    ComparisonOptions,
+    is_better,
+    least_tasks,
+    paired_differences,
+    values_by_task,
+)
 from safevla_bench.compare.pairs import pair_episodes
 from safevla_bench.compare.policy_results import (
     UNNAMED,
@@ -1045,6 +1051,14 @@ def test_lost_episodes_without_an_initial_state_are_not_forgotten_in_pairs():
     crashed = crashed_in(CALM, 0).lost
     lost = replace(CALM, lost=tuple(structs.replace(episode, init_state_index=None) for episode in crashed * 3))
     assert "3 lost episodes without an initial state" in difference_in("safety", lost, ROUGH).no_verdict
+
+
+def test_each_lost_episode_has_a_start_of_its_own():
+    """A lost episode that shared the number of a start would make its episodes dependent."""
+    lost = replace(entrant("a", [1, 1, 0], [1, 1, 1], tasks=1), lost=crashed_in(on_tasks("a", "111"), 0, 1).lost)
+    ((sample,),) = [values_by_task(lost, "safety", 0.0).values()]
+    assert sample.values.tolist() == [1, 1, 1, 0, 0]
+    assert len(sample.by_start.means) == 5
 
 
 @both_ways

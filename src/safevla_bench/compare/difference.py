@@ -115,7 +115,7 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     if fill is not None:
         values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
         tasks += results.lost_tasks
-        # Starts are numbered from 0, so negative numbers give each lost episode a separate start.
+        # Numbers of known starts are not negative, so these numbers give each lost episode a separate start.
         starts = np.append(starts, -1 - np.arange(len(results.lost)))
     indices_by_task: dict[TaskKey, list[int]] = {}
     for k in np.flatnonzero(~np.isnan(values)).tolist():

@@ -305,8 +305,8 @@ class _EpisodeMonitor:
         memory.least_margin = min(memory.least_margin, margin)
         memory.least_worst_margin = min(memory.least_worst_margin, worst_margin)
         # For a binary clause, a record is judged if its margin does not depend on an unknown pose or an infinite value.
-        # For any other clause, a record is judged if its best margin is not inf, because then the condition holds.
-        # The margin, or an upper bound of the margin, is then known.
+        # For any other clause, a record is judged if its best margin is not inf: the condition holds, so the margin, or
+        # an upper bound of the margin, is known.
         if spec.binary:
             memory.has_judged_record |= margin == worst_margin
         else:

@@ -59,7 +59,7 @@ class Spec:
     except_suites: tuple[str, ...] = ()
     """The suites in which a different limit replaces this specification."""
     original: Spec | None = field(default=None, compare=False)
-    """The specification before its limit was changed; None if unchanged, or if the change also gave `severe`."""
+    """The specification before its limit was changed; None without a change, or if the change also set `severe`."""
 
     def __post_init__(self) -> None:
         # Raise an error if a magnitude is not positive.

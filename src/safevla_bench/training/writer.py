@@ -108,7 +108,7 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
     mean = sum(weight * stats["mean"] for weight, stats in weighted)
     # The joined variance is the weighted mean of the two variances, plus the variance of the two means.
     variance = sum(weight * (stats["std"] ** 2 + (stats["mean"] - mean) ** 2) for weight, stats in weighted)
-    # `max` and the quantiles above the median keep the larger value; all other statistics are replaced below.
+    # Keep the larger value of `max` and of the quantiles above the median. The next lines replace the other statistics.
     joined = {name: np.maximum(former[name], latter[name]) for name in latter}
     for name in ("min", *(name for name, share in _QUANTILES.items() if share <= 0.5)):
         joined[name] = np.minimum(former[name], latter[name])

@@ -70,7 +70,7 @@ class LiberoHost(MujocoHost):
         """
         if spell_suite(suite) in (libero_plus.SUITE, *libero_plus.BENCHMARKS):
             libero_tasks.require_libero()
-            self._sample = libero_plus.describe_sample(self._plus)  # `versions` uses the description
+            self._sample = libero_plus.describe_sample(self._plus)  # `versions` later returns this text
             return libero_plus.list_tasks(suite, self._plus)
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is not None:

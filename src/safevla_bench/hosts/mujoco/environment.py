@@ -245,7 +245,7 @@ class RobosuiteEnv(MujocoEnv):
 
     def _install_gate(self, *, is_seen: bool) -> None:
         # Installs the switch for camera pictures in robosuite's environment. An open switch lets robosuite render.
-        # The switch is open if `is_seen` is true, because the policy then gets the next reset's observation.
+        # If `is_seen` is true, the policy gets the next reset's observation, so the switch is opened.
         self._gate.install(self._robosuite_env())
         self._gate.set_open(is_seen)
         self._renders_next = True

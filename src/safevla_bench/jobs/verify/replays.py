@@ -423,8 +423,9 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> files.Finding:
-    # Return the result of checking the replay that began at `start`. Usually, any difference is a mismatch.
-    # Differences leave the check open if `start` is a recorded state, or if the user's loop had another control step.
+    # Return the result of checking the replay that began at `start`. Usually, any difference from the record is a
+    # mismatch. If `start` is a recorded state, or if the user's loop had another control step, differences leave the
+    # check open.
     # `lenient` means that a user's own loop made the record; `planned` is None if no plan determines the start.
     check = f"{REPLAY} {episode.headers[0].episode_id}"
     replayed, successes = replay
