@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from safevla_recorder.errors import HostError, find_exception
+from safevla_recorder.errors import HostError, SafevlaError, find_exception
 
 
 class MultilineError(Exception):
@@ -73,3 +73,8 @@ def test_an_exception_that_python_ignored_does_not_hide_the_one_that_ended_the_p
 )
 def test_texts_without_a_whole_traceback_give_the_line_that_names_the_error(text: str, line: str) -> None:
     assert find_exception(text)[0] == line
+
+
+@pytest.mark.parametrize(("length", "shown"), [(2000, "a" * 2000), (2001, "a" * 1000 + "…" + "a" * 1000)])
+def test_a_line_of_over_2000_characters_loses_its_middle(length: int, shown: str) -> None:
+    assert str(SafevlaError("a" * length)) == shown

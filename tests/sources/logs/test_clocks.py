@@ -85,6 +85,14 @@ def test_a_clock_that_is_set_or_drifts_during_the_recording_is_noticed(ahead, mo
     assert times["mug"].time_ns.tolist() == (at - EPOCH_NS).tolist()
 
 
+@pytest.mark.parametrize(("count", "is_noticed"), [(40, True), (39, False)])
+def test_a_late_part_of_few_messages_is_not_a_change_of_the_clock(count, is_noticed):
+    k = np.arange(count)
+    at = EPOCH_NS + 50 * MS * k
+    _, problems = place({"eef": stamps("/eef", at, at), "mug": stamps("/mug", at, at + 10_000 * MS * (k > 30))})
+    assert bool(problems) == is_noticed
+
+
 def test_a_tracker_that_repeats_its_last_message_keeps_its_stamps_and_a_clock_of_seconds_is_a_warning():
     at = EPOCH_NS + 50 * MS * np.arange(100)
     lost = stamps("/mug", at, np.minimum(at, at[40]))
