@@ -252,7 +252,7 @@ def reports() -> Iterator[Row]:
         by = load_ruleset(missing="deactivate")
         judged = judge(paths, by)
         ratio = compared(lambda: render_report(judged), lambda: judge(paths, by), 1)
-    reason = "it reads all records once more, draws the signals of 400 episodes and lists all of them"
+    reason = "it reads all records once more, draws the signals of 350 episodes and lists all of them"
     yield Row("report of 2,000 episodes : scoring them", ratio, 2, reason=reason)
 
 

@@ -18,7 +18,7 @@ from safevla_bench.sensitivity.firmness import NO_FIRMNESS, Firmness
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
-MOST_DRAWN, MOST_LISTED = 400, 1000
+MOST_DRAWN, MOST_LISTED = 350, 1000
 """Maximum numbers of episodes with drawn signals, and of episodes in the list. Both limit the size of the page."""
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
@@ -106,7 +106,7 @@ def build_episode_table(
     """Return the table of the worst 1000 episodes, always including the episodes of `select_worst`.
 
     The episodes are in the order of the sources, and episodes without a record come last. Signals are drawn for the
-    worst 400 episodes that have a record.
+    worst 350 episodes that have a record.
 
     Args:
         records: the verdicts, and the records of some or all of the episodes.
