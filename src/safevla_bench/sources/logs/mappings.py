@@ -277,8 +277,7 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts that the log lacks, about one trial if the mapping lists trials; otherwise, about all episodes of the log.
-    """
+    """Facts that the log lacks: about one trial if the mapping lists trials, otherwise about all episodes."""
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
