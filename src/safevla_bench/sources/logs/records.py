@@ -492,7 +492,7 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         plain = unicodedata.normalize("NFC", text.lower())
         # Unicode's categories L, M and N are letters, marks and numbers; S are symbols.
-        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # replace punctuation by spaces
+        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # drop punctuation
         task = "-".join(words.split()) or "task"
         narrow = unicodedata.normalize("NFKC", plain)  # replace wide signs, such as ％, by ordinary signs
         loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(narrow)
