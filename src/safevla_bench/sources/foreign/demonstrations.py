@@ -95,8 +95,7 @@ class RecordedActions:
 
     def is_of_task(self, task: Task) -> bool:
         """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
-        name, else the instruction. Returns False if none of these is recorded. `libero_spatial` and `libero-spatial`
-        count as equal.
+        name, else the instruction; False if nothing is recorded. `libero_spatial` and `libero-spatial` count as equal.
         """
         # LeRobot and vla-evaluation-harness record `benchmark`. HDF5 files record the task's name.
         # An unknown suite matches any suite.

@@ -64,10 +64,9 @@ class _Totals(msgspec.Struct):
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | DamageError]:
     """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`. Yield an
-    error for an episode that may lack frames. At the end, yield an error if the files have fewer episodes or frames
-    than `meta/info.json` states. Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an
-    episode are not consecutive or too many, or if a file cannot be read; then an episode that may continue in this file
-    is not yielded.
+    error for an episode that may lack frames. At the end, yield an error if there are fewer episodes or frames than in
+    `meta/info.json`. Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are
+    not consecutive or too many, or if a file cannot be read; an episode that may continue in it is not yielded.
     """
     # An episode that may continue in several files is collected in `parts`, and yielded when the next episode begins.
     files = sorted(folder.glob("data/chunk-*/*.parquet"))

@@ -1,8 +1,7 @@
 """Finds the numbers of a pose by their names, and converts rotations to quaternions wxyz.
 
 A name is split into words. Some words give the kind of quantity and the axis, as in `ee_quat_x`, `orientation.w`, `QX`
-and `posZ`. All other words of a name, such as `left`, are the name's group. `decide_pose` raises an error if the names
-are ambiguous.
+and `posZ`. All other words, such as `left`, are its group. `decide_pose` raises an error if the names are ambiguous.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -76,9 +75,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]  # axis -> indices of the numbers for this axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the index for each axis, in the order of `wanted` or of axis numbers; () unless each axis has one
-        index.
-        """
+        """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has one index."""
         # `axes` maps each axis to the indices of its numbers.
         # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
         is_numbered = "".join(self.axes).isdecimal()
@@ -105,7 +102,7 @@ def _plain(name: str) -> str:
     return re.sub("[\u3300-\u33ff\uff01-\uff5e]", lambda sign: unicodedata.normalize("NFKC", sign[0]), name).lower()
 
 
-DOUBTFUL_UNITS = ("in", "ft")  # `in` may be a preposition, and `ft` may mean foot or force-torque
+DOUBTFUL_UNITS = ("in", "ft")  # `in` may be a preposition; `ft`, a foot or force-torque
 _NO_LENGTHS = ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")
 _SMALL_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "thou", "angstrom")
 LENGTH_UNITS = (*_SMALL_UNITS, "km", "yd", "mi", "hm", *DOUBTFUL_UNITS, *_NO_LENGTHS)
@@ -115,8 +112,8 @@ _BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰'\"′″]+)[\])]\W*$"
 
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
-    """Return the unit in `known` that the names contain, as in `x_mm`, or the unknown word in brackets, as in `x
-    [foo]`; "" = none. Raises `ValueError` if units differ.
+    """Return the unit in `known` that the names contain, as in `x_mm`, or unknown words in brackets, as in `x [foo]`;
+    "" = none. Raises `ValueError` if units differ.
     """
     name_units: set[str] = set()  # the units in each name, "" for a name without a unit
     for name in names:
@@ -144,9 +141,8 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
 
 
 def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
-    """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). A word
-    for another quantity, such as `pos`, counts as an unknown unit. ("", "") = N, N·m or no unit. Raises `ValueError` if
-    units differ.
+    """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). `pos`
+    and the like are unknown units. ("", "") = N, N·m or no unit. Raises `ValueError` if units differ.
     """
     names = [*names]
     words_in_names = [*filter(None, map(_find_sign, names)), *chain(*map(_split_words, names))]

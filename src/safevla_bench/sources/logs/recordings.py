@@ -34,8 +34,7 @@ class Recording:
 
 def find_recordings(path: Path) -> tuple[Recording, ...]:
     """Return the recordings at a path: a file, a rosbag2 folder, or a folder of files and of rosbag2 folders. Return ()
-    if there are none. Raises `RecordError` if a part of a recording is missing, or if two recordings have the same
-    name.
+    if there are none. Raises `RecordError` if a part of a recording is missing, or if two have the same name.
     """
     if path.is_file():
         return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()

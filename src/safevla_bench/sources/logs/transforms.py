@@ -1,9 +1,8 @@
 """The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
 Between two stamps, a transform is interpolated: the position linearly, the rotation along the shorter arc. A transform
-is unknown before its first stamp, after its last stamp, and in a gap that exceeds the limit. A static transform is
-valid until the next static transform. `/map` and `map` are the same frame. A transform with NaN, or from a frame to
-itself, is ignored.
+is unknown before its first stamp, after its last stamp, and in a gap beyond `max_gap_s`. A static transform is valid
+until the next one. `/map` and `map` are the same frame. Transforms with NaN, or from a frame to itself, are ignored.
 
 The source in tf2 is ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent),
 tf2/src/cache.cpp (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
@@ -35,8 +34,7 @@ def plain_frame(name: str) -> str:
 @dataclass(frozen=True)
 class Edge:
     """The edge from a frame to its parent: the frame's poses in the parent frame, [n, 7] (x, y, z [m], w, x, y, z), by
-    ascending time [ns]. If `static`, each pose is valid until the next pose. Conversion raises an error if there are
-    several `parents`.
+    ascending time [ns]. If `static`, each pose is valid until the next one. Several `parents` are an error.
     """
 
     parents: tuple[str, ...]

@@ -44,8 +44,7 @@ class LeftOut:
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
         """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
-        names an episode is one lost episode. A `DamageError` without a name is a damaged place with `episodes` lost
-        episodes.
+        names an episode is one lost episode. Any other `DamageError` is a damaged place with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         damaged_places = [problem for problem in damage if problem.place.episode is None]

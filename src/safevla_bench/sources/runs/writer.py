@@ -32,8 +32,7 @@ from safevla_recorder.identity import UNKNOWN
 
 class RunFolderWriter:
     """A context manager that fills a run folder, and locks the folder while it is open. `complete` is true if the run
-    is complete; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if the folder had no
-    run.
+    is complete; else `episodes` maps indices in the plan to finished episodes. `fresh`: the folder had no run.
     """
 
     def __init__(
