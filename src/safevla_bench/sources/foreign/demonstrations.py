@@ -74,13 +74,13 @@ class RecordedActions:
     # Number of resets after the environment was seeded; None = the environment was seeded for this episode.
     earlier_resets: int | None = None
     drawn: bool = False  # True if the initial state was random, not from the suite
-    # State of the end effector after each action, [T, 8]: position [m] (3), axis-angle rotation [rad] (3), and finger
-    # positions [m] (2).
+    # State of the end effector after each action, [T, 8].
+    # It has a position [m] (3), an axis-angle rotation [rad] (3) and the finger positions [m] (2).
     proprioception: Floats | None = None
     success: bool | None = None
     policy: str | None = None
     ending: str = "timeout"
-    absolute: bool = False  # True if the actions are poses in the world, not changes
+    absolute: bool = False  # True: poses in the world; False: changes of pose
 
     @property
     def task_label(self) -> str:
@@ -255,8 +255,8 @@ _RECORDING_PATH = re.compile(r"/recordings/((libero_[a-z0-9_]+)_(\d{1,6})(?:/env
 
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds facts from the dataset's path: the task, the
-    # initial state, and the seed, which is `_FIRST_SEED` (1000) plus the initial state's index.
+    # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds facts from the dataset's path.
+    # The facts from the path are the task, the initial state, and the seed (`_FIRST_SEED` plus the state's index).
     # The number of waiting steps, `_WAIT_STEPS`, is the same for all datasets of lerobot-eval.
     match = _RECORDING_PATH.search(folder.as_posix())
     if match is None:

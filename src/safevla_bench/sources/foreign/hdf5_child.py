@@ -155,7 +155,7 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 def _decode_text(value: object) -> str | None:
     # Returns an attribute's text; None if the attribute is missing or not a text.
-    # Raises `UnicodeError` if it is not valid UTF-8.
+    # Raises `UnicodeError` if the text is not valid UTF-8.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):

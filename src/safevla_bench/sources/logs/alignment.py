@@ -75,7 +75,7 @@ def align(
         last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
         problem = f"has different static poses, the last {last_s} s after the first message"
         remedy = f"To use only the last pose, write start_s = {last_s} in an [[episode]]"
-        warn(f"[{name}] {problem}; each pose is used from its time on, the first also before it. {remedy}")
+        warn(f"[{name}] {problem}; each pose is used from its time on, and the first pose also before its time. {remedy}")
     # The clock is the part or transform whose message times are the instants of the episode.
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps:  # the clock is a part, not a transform
@@ -188,7 +188,7 @@ class _Channel:
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part's values at the instants. `times` are the messages' times; None if all are equal."""
         # `instants` [ns] are the times of the clock, and `tree` converts poses between frames.
-        # Call this only once, because it changes which messages the channel has, and their order.
+        # Call `sample` only once, because it changes which messages the channel has, and their order.
         # `order` has indices of messages. For a static part, `order` has the message that is used at each instant.
         # For a part that is not static, `order` has all messages in order of time.
         # If all messages are equal, use the last message (-1) at each instant.

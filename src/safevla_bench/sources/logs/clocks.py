@@ -22,8 +22,8 @@ from safevla_recorder.episode import Ints
 # Limit on the median difference [ns] between a topic's stamps and converted log times, for stamps on the time base.
 # A topic with at least `_FEWEST_IN_QUARTERS` messages must satisfy the limit in each quarter of its messages.
 _SAME_BASE_NS = 50_000_000
-# Largest difference [ns] between stamps and log times that can mean late messages. Between `_SAME_BASE_NS` and this
-# limit, a warning states whether late messages or different clocks are assumed.
+# Largest difference [ns] between stamps and log times that late messages can explain.
+# If the difference exceeds `_SAME_BASE_NS`, a warning states whether late messages or different clocks are assumed.
 _MAX_LATENCY_NS = 1_000_000_000
 _FEWEST_IN_QUARTERS = 40
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
@@ -64,7 +64,7 @@ def place_messages(
     (None = all parts) have times that never go back.
     """
     # `parts` maps the name of each mapped part of the record, and of each transform, to its messages.
-    # Header stamps are used if they differ by at most `max_latency_s` from log times; None = a default (see below).
+    # Header stamps are used if they differ by at most `max_latency_s` from log times; None = a default.
     reference, candidates = parts[clock], [stamps for name, stamps in parts.items() if clocks is None or name in clocks]
     is_stamped = _find_stamped(reference)
     # Without two stamps, the log times are the time base, and times are counted from the clock's first message.
@@ -138,8 +138,8 @@ def _may_be_late(messages: Stamps) -> bool:
 def _list_medians(differences_ns: Ints, stamp_ns: Ints) -> list[float]:
     # Returns the median of each quarter of the messages, since a clock may drift, or be set during the recording.
     # For few messages, returns the median of all; without messages, returns infinity.
-    # A tracker that lost its object may send the last pose again, with its old stamp. Repeated stamps do not count,
-    # unless most stamps are repeated, as those of a clock that counts seconds.
+    # A tracker that lost its object may send the last pose again, with its old stamp, so repeated stamps do not count.
+    # If most stamps are repeated, as those of a clock that counts seconds, all stamps count.
     is_new = np.diff(stamp_ns, prepend=stamp_ns[:1] - 1) != 0
     if len(is_new) and np.median(np.diff(np.flatnonzero(np.append(is_new, True)))) == 1:
         differences_ns = differences_ns[is_new]

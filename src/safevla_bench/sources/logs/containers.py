@@ -42,7 +42,7 @@ class Topic(NamedTuple):
     encoding: str
     definition: bytes = b""
     language: str = ""
-    latched: bool = False  # True if late subscribers also receive the last message, as with /tf_static
+    latched: bool = False  # True if subscribers that connect late get the last message, as with /tf_static
 
 
 Message = tuple[Topic, int, bytes]  # topic, log time [ns], encoded message
@@ -242,7 +242,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    # Returns whether late subscribers get the last message, by a topic's QoS `profiles` in YAML.
+    # Returns whether a topic's QoS `profiles` (YAML) let subscribers that connect late get the last message.
     # Bags before version 9 write durability as a number; 1 is `transient_local`.
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 

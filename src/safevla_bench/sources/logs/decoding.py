@@ -181,7 +181,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
     value_count, min_bytes = 1, 0
-    measured[kind] = (1, 0)  # the result if the type contains itself
+    measured[kind] = (1, 0)  # a type that contains itself counts as empty
     for field, desc in types[kind][1]:
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc
@@ -191,7 +191,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
             element_values, element_bytes = _measure_type(element[1], types, measured)
         value_count += element_values if element[0] == 1 and element[1][0] != "string" else element_values * length
         min_bytes += 4 if desc[0] == 4 else element_bytes * length  # an empty sequence has only its length, in 4 bytes
-        # Elements of 0 bytes would let a short message have any number of elements.
+        # Refuse elements of 0 bytes, since a short message could have any number of them.
         if value_count > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not element_bytes):
             problem = f"{kind}.{field} is an array of length 0, an array of empty elements, or has too many values"
             raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")

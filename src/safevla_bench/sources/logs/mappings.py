@@ -516,7 +516,7 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 def _require_consistent_arms(mapping: LogMapping) -> None:
     # Raises an error if arms have different parts, or if two arms or two bodies read the same numbers.
-    # Also raises an error if there is only one arm, or if a table of a robot with arms does not name its arm.
+    # Raises an error if the mapping names only one arm, or if a table of a robot with several arms names no arm.
     # Without indices, compare ("by name",) for poses, and (None,), which means all numbers, for other parts.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))

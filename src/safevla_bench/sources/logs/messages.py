@@ -41,8 +41,8 @@ _SAMPLE_NUMBERS = 4  # memory overhead of a message, as a count of numbers in th
 _MAX_NORM_DEVIATION = 10e-3  # tf2 ignores a transform whose squared quaternion norm differs from 1 by more than this
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of values of a message that are searched for a pose
-# Field of a message that holds the pose; "" = the whole message. In this order, the fields belong to these ROS types:
-# Pose, PoseStamped, PoseWithCovarianceStamped (and Odometry), TransformStamped.
+# Field of a message that holds the pose; "" = the whole message. The fields occur in these ROS types, in this order:
+# Pose; PoseStamped; PoseWithCovarianceStamped and Odometry; TransformStamped.
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 # Fields whose numbers are never part of a pose, such as the offset in a MultiArray. Indices in a mapping skip them.
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
@@ -233,7 +233,7 @@ class NumberTaker(Taker):
         if values is None:
             self.note_fields(message)
             return (), []
-        if part == "wrench":  # `field` may name the whole wrench, also with its header
+        if part == "wrench":  # `field` may name the whole wrench, with or without its header
             values = getattr(values, "wrench", values)
             values = getattr(values, "force", values)
         # Values may be an object (name -> number), a vector with fields x, y, z, an array, a list or a single number.
@@ -331,7 +331,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
+        # Returns position x, y, z and quaternion w, x, y, z; with a `layout`, all numbers of the message. NaN = unknown.
         # Sets `has_pose` if it finds a pose, and `has_turn` if the pose has an orientation.
         # If names or indices give the pose, sets both flags. The first such message also sets `layout` and `names`.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
@@ -492,7 +492,7 @@ class TransformTree:
         # Each taker stores the transforms of one frame; `latched` is true if the frame is static.
         edges = {}
         for child, (taker, parents) in self._edges.items():
-            time_ns, chosen = np.arange(1), np.array([-1])  # static and unchanged: the last transform
+            time_ns, chosen = np.arange(1), np.array([-1])  # static, never changed: the last transform
             # For a moving frame, keep one transform per time.
             # For a static frame, keep all transforms; if times are equal, the last transform counts.
             if taker.topic in times:

@@ -93,7 +93,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _find_sign(name: str) -> str:
-    # Returns "-" if the name gives the negative number, as in `-x`; "" otherwise, as in `left-x`.
+    # Returns "-" if the name means a negated number, as in `-x`; "" otherwise, as in `left-x`.
     return "-" if re.search(r"(^|\.)\s*[-−]\s*\w", name) else ""
 
 
@@ -341,7 +341,7 @@ def decide_pose(
     own_rotations = _own_rotations(names, position)
     # The names may give an orientation for the position that differs from the numbers in the mapping.
     # The mapping's numbers are accepted only if they can be the same orientation in a different form.
-    # This requires another count of numbers, and names that do not mean a rotation.
+    # The two forms must differ in the count of numbers, and the mapping's numbers must not be named like a rotation.
     is_other = any(len(own) == len(rotation) for own in own_rotations) or any(
         not named.isdisjoint(rotation) for named in _named_indices(names) if named not in own_rotations
     )
@@ -572,7 +572,7 @@ def _last_words(names: Sequence[str]) -> list[str]:
 
 
 class _OpenRotation(NamedTuple):
-    # Three numbers whose names may mean a rotation. The user must decide.
+    # Three numbers whose names may mean a rotation. The user must decide whether they are a rotation.
     words: tuple[str, ...]  # last words of the three names
     question: str
     meaning: str

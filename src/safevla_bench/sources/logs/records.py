@@ -335,7 +335,7 @@ def _measure_wrist_forces(
     for problem in problems:
         warn(problem)
     # Warn if a force before the first or after the last record exceeds all others, as in a collision at the end.
-    usual_n = np.nanmedian(forces, axis=0)  # approximates the sensor's offset
+    usual_n = np.nanmedian(forces, axis=0)  # about the sensor's offset
     all_forces = (forces, episode.series[name].measurements)
     judged_n, logged_n = (np.nanmax(np.linalg.norm(rows - usual_n, axis=1)) for rows in all_forces)
     if logged_n > judged_n + wrench.UNSTEADY_N:
@@ -375,7 +375,7 @@ def _build_header(
     # Raises `RecordError` if the success is unknown, or if torques have no usable limits.
     facts = mapping.episode  # facts about the episode, from the mapping
     outcome = facts.outcomes.get(episode.name)
-    # The outcome in the mapping takes precedence over the mapping's `success`, which takes precedence over the log.
+    # In the mapping, an outcome in `outcomes` overrides `success`. Either overrides the outcome in the log.
     success = facts.success if isinstance(facts.success, bool) else episode.success
     if outcome is not None:
         success = outcome == "success"
@@ -475,8 +475,8 @@ def _joint_order(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-# Pattern for signs that may change an instruction's meaning, such as a percent sign, a minus sign, a decimal point,
-# marks after a number, as in 3' and 3", and all signs between two digits, as in 1:2, except a single hyphen.
+# Pattern for signs that may change an instruction's meaning, such as a percent sign, a minus sign or a decimal point.
+# It also matches marks after a number, as in 3' and 3", and signs between two digits, as in 1:2, except one hyphen.
 _MEANINGFUL = re.compile(
     r"[/\\#%&*@‰‱٪؉؊°]|(?<!\w)[-\u2010-\u2015]\s*\.?\w|\.\d|\d['\"′″’”]|\d(?!-\d)(?:[^\w\s\u2044]+|\s*:\s*)\d"
 )

@@ -332,7 +332,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
     """Read the sources once; return their valid episodes as one batch (None if there are none) and the index."""
     with limit_memory(", ".join(map(str, paths))):  # for errors: the names of the sources
         sources_scan = Scan(paths)
-        batches = list(sources_scan)  # this pass also fills the scan's index
+        batches = list(sources_scan)  # reading the batches also fills the scan's index
         return concatenate_batches(batches) if batches else None, sources_scan.index()
 
 

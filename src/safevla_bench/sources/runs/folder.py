@@ -493,7 +493,7 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
     # If the number of planned episodes is known, but not their names, compare only the numbers.
     # `unnamed` counts the missing episodes whose names are unknown.
     if planned is None or len(planned) != expected:
-        surplus = len(rows) - expected  # negative if episodes are missing
+        surplus = len(rows) - expected  # rows beyond the plan; negative if episodes are missing
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
     listed = {row.episode_id for row in rows}
     missing = [absent for name, absent in planned.items() if name not in listed]
@@ -503,7 +503,7 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
     # Returns id -> planned episode, in plan order; None if run.json does not determine the planned episodes.
-    # A shard has consecutive episodes of the whole plan, so list the `whole` episodes of the whole plan first.
+    # A shard has consecutive episodes of the whole plan, so list the episodes of the whole plan first.
     # `first` is the index of the shard's first episode, and `planned` the number of the shard's episodes.
     whole_count = plan.shard.whole if plan.shard else plan.planned
     # A value in `_SUITE_SIZES` means the number that the suite defines. A plan of over a million is not listed.

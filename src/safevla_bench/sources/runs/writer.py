@@ -68,7 +68,7 @@ class RunFolderWriter:
             if self.fresh:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
-                # If the third argument is a command, this call always raises an error, because the folder has a run.
+                # If the third argument is a command, `_require_continuable` always raises an error.
                 _require_continuable(folder, description, "" if resume else self._continuation)
                 existing = run_folder.read_description(folder)
                 # The versions of the code that recorded the run so far, and the version that continues it.
@@ -363,7 +363,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan.
     # Each shard must be given once and have all episodes of the shard.
     # A shard's `position` has the shard's number, counted from 1, and the count of shards.
-    # `position` also has the index of the shard's first episode, and the length of the whole plan.
+    # A shard's `position` also has the index of its first episode, and the length of the whole plan.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
