@@ -75,7 +75,7 @@ def align(
         last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
         problem = f"has different static poses, the last {last_s} s after the first message"
         remedy = f"To use only the last pose, write start_s = {last_s} in an [[episode]]"
-        warn(f"[{name}] {problem}; each pose is used from its time on, and the first pose also before its time. {remedy}")
+        warn(f"[{name}] {problem}; each pose is used from its time on, and the first pose also before. {remedy}")
     # The clock is the part or transform whose message times are the instants of the episode.
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
     if clock in stamps:  # the clock is a part, not a transform

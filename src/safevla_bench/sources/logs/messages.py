@@ -331,7 +331,7 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        # Returns position x, y, z and quaternion w, x, y, z; with a `layout`, all numbers of the message. NaN = unknown.
+        # Returns position xyz and quaternion wxyz or, with a `layout`, all numbers of the message. NaN = unknown.
         # Sets `has_pose` if it finds a pose, and `has_turn` if the pose has an orientation.
         # If names or indices give the pose, sets both flags. The first such message also sets `layout` and `names`.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
