@@ -186,7 +186,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
-    code = process.returncode  # if a signal ended the process: minus the signal's number
+    code = process.returncode  # if negative, -`code` is the signal that ended the process
     # The kernel sends SIGXCPU at the soft limit on CPU time, and SIGKILL at the hard limit or if memory runs out.
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         problem = f"reading the file took more than {seconds} s of processor time"
@@ -236,7 +236,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             if isinstance(frames, RecordError):
                 if frames.place.episode is not None:
                     raise frames  # an incomplete episode cannot be replayed
-                warn_once(str(folder), frames.problem)  # an error about missing episodes, not about an incomplete one
+                warn_once(str(folder), frames.problem)  # an error without an episode: episodes are missing
                 continue
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():

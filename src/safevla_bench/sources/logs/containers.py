@@ -252,7 +252,7 @@ def _is_latched(profiles: object) -> bool:
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an SQLite file in the order of recording, which is the order of ids, not of times."""
-    # A killed recorder leaves a WAL file with the last messages. An immutable database would ignore this file.
+    # A killed recorder leaves its last messages in a WAL file, which SQLite ignores in an immutable database.
     has_wal = Path(f"{path}-wal").exists()
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as database:

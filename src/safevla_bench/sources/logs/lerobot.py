@@ -35,7 +35,7 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import count_noun, escape_controls, explain_mismatch, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # `INFO_1` is the path in version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # `INFO_1` is for version 1
 _KEY_COLUMNS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
 SUCCESS, _DONE = "next.success", "next.done"
@@ -98,7 +98,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
                         next_frame = frames["index"][0].as_py() if checks_ends else None
                         yield _join_parts(folder, parts, is_whole, next_frame)
                         parts, row_count, size_bytes = [], 0, 0
-                    episode_count += index > last_index  # only the first block of an episode counts
+                    episode_count += index > last_index  # count an episode at its first block
                     last_index = index
                     row_count += frames.num_rows
                     size_bytes += frames.nbytes

@@ -146,7 +146,7 @@ class NumberTaker(Taker):
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
     size: int = 0  # count of numbers in the previous message
     frame: str = ""  # frame of the first message; "" = no frame
-    has_efforts: bool = False  # True if the numbers are the field `effort`, which the mapping does not name
+    has_efforts: bool = False  # True if the numbers are from the default field `effort`
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
@@ -279,7 +279,7 @@ class NumberTaker(Taker):
             if self.fields in ("list", "int", "float", "str", "bool", "NoneType"):  # a JSON message without fields
                 remedy = f"Map a topic whose messages are objects with fields; those of {self.topic} are {self.fields}."
             refuse_field("no message has the mapped numbers", remedy, self.part)
-        # The default field of joint states says that the numbers are torques.
+        # Numbers from the default field `effort` of joint states are torques.
         columns = msgspec.structs.replace(self.columns, field="effort") if self.has_efforts else self.columns
         columns.require_scale(self.part, self.columns.names or self.find_order())
 

@@ -77,7 +77,7 @@ class _NamedSet(NamedTuple):
     def find_places(self, wanted: str) -> tuple[int, ...]:
         """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has one index."""
         # `axes` maps each axis to the indices of its numbers.
-        # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
+        # Axes are letters or, as in `rot6d_0`, numbers. `wanted` applies only to letters.
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -321,7 +321,7 @@ def decide_pose(
             lacking = f"Positions in the names: {len(positions) or 'none'}" if names else "The numbers have no names"
             raise ValueError(f"which numbers are x, y, z? {lacking}")
         position = positions[0]
-        # Names such as `a`, `b` and `c` may be a rotation, so ask.
+        # Names such as `a`, `b` and `c` may be a rotation, so ask the user.
         if rotation is None and (open_rotation := _find_open_rotation(names)):
             raise ValueError(open_rotation.question)
     if rotation is None:
@@ -543,7 +543,7 @@ def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[in
 
 def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
     # Returns whether a word for an object in the position's names hides a rotation.
-    # For example, next to `wrist_x`, `wrist_qx` is a rotation, although `wrist` usually means that it is not.
+    # For example, next to `wrist_x`, `wrist_qx` is a rotation, although `wrist` usually marks numbers of other kinds.
     words = _words_of(names, position)
     hidden = (name for name in names if _parse_name(name)[1] == "other" and _object_words(name) in words)
     rests = (" ".join(word for word in _split_words(name) if word not in _object_words(name)) for name in hidden)
