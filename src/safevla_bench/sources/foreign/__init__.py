@@ -1,8 +1,8 @@
 """Recordings of other tools: actions for replays (`read_recorded_actions`), and results (`read_results`).
 
 Recorded actions come without contacts and forces, so they must be replayed before they can be judged. Results are in an
-`eval_info.json` of LeRobot or in a recording of vla-evaluation-harness. Results only say which episodes succeeded, so
-safety stays unknown. An unknown value never counts as zero.
+`eval_info.json` of LeRobot or in a recording of vla-evaluation-harness. Results state only which episodes succeeded, so
+safety is unknown. An unknown value never counts as zero.
 
 vla-evaluation-harness writes a file `recording-ID.sqlite` with these tables (source: harness 0.8.0,
 src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
@@ -12,8 +12,8 @@ src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
     step_rows         one JSON per step: `action` [7] and the `state` [8] after it, all float32. The state is the
                       end effector's position [3], its rotation [3] as an axis-angle, and the two fingers' positions
 
-Older files have no actions. No file has a simulator state, so a replay starts an episode as the harness did: from an
-initial state, in an environment that was seeded once and then reset a known number of times.
+Older recordings have no actions. No recording has a simulator state, so a replay starts an episode as the harness did:
+from an initial state, in an environment that was seeded once and then reset a known number of times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
     Raises `RecordError` if a recording cannot be read, if an HDF5 file is missing, or if h5py is not installed.
     """
-    # If a folder has recordings of vla-evaluation-harness, only these are read, even if there are other recordings.
+    # If a folder has recordings of vla-evaluation-harness, other recordings in the folder are not read.
     with limit_memory(path):
         files = recording_files(path)
         if files:
@@ -58,7 +58,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques, so Safety, SBU and VSI are unknown"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {True: True, False: False}  # 1 and 0 match, too, because they equal True and False
+_SUCCESSES = {True: True, False: False}  # 1 and 0 in the file match True and False
 _STATUSES = {"success": True, "fail": False, "error": None}
 # Errors that readers raise for a damaged file, or for a file with an unexpected structure.
 _READ_ERRORS = (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -232,9 +232,9 @@ def recording_files(path: Path) -> list[Path]:
 def _open_recording(path: Path) -> sqlite3.Connection:
     # Returns a read-only connection to the database.
     # Only plain tables are accepted, since a view or a computed column could generate any amount of data.
-    open_input(path).close()  # raises our errors for a missing or unreadable file, unlike SQLite
+    open_input(path).close()  # raise `RecordError` if the file is missing or unreadable
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    # A larger text or blob raises an error.
+    # SQLite raises an error for a text or blob above this limit.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
         query = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores case in names
@@ -272,7 +272,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield, in stored order, the LIBERO episodes that have an outcome and an action in every step."""
     # Raises `RecordError` if rows of steps are missing, or if numbers of a step are invalid.
-    # `sid` is the id of a process, `eid` is the id of an episode in this process, and `eval_id` is an evaluation's id.
+    # `sid` identifies a process of the harness, `eid` an episode in the process, and `eval_id` an evaluation.
     # `_METADATA`, `_EPISODES` and `_STEPS` are SQL queries.
     # An action has 7 numbers, and a state of the end effector has 8.
     # Id of an evaluation -> the policy's name, and the parameters of the LIBERO benchmark.
@@ -288,9 +288,9 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             continue
         context = load_json(text)
         # A process of the harness keeps the same environment while the task stays the same.
-        # The environment is seeded only once, on creation.
+        # The harness seeds the environment only once, when it creates the environment.
         environment = (str(sid), str(eval_id), str(context["task_id"]))
-        # Number of resets before this episode. A replay repeats these resets, because each reset draws random numbers.
+        # Number of resets before this episode. A replay repeats the resets, because each draws random numbers.
         resets = resets + 1 if environment == last_environment else 0
         last_environment = environment
         rows = []
@@ -299,7 +299,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             fields = [field for field in ("action", "state") if field in step]
             rows.append({field: list(step[field])[:_MAX_STEP_NUMBERS] for field in fields})
         has_all_actions = bool(rows) and all("action" in row for row in rows)
-        # Episodes without an outcome or without actions are skipped, but the resets for these episodes count.
+        # Skip episodes without an outcome or without actions, but count their resets.
         if status not in ("success", "fail") or not has_all_actions:
             continue
         place = Place(str(path), episode=f"{task}, episode {episode_id}")
@@ -335,9 +335,9 @@ def _libero_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if config.get("benchmark") != _LIBERO:
         return None
     requested = (metadata.get("server_info") or {}).get("observation_params") or {}
-    # The configuration overrides requests of the model server. Both override the defaults.
+    # Parameters in the configuration override those that the model server requests. Defaults come last.
     parameters = {**_DEFAULTS, **requested, **(config.get("params") or {})}
-    # The harness seeds the environment with `seed`, unless `env_seed` is given.
+    # The harness seeds the environment with `env_seed` if it is given, and otherwise with `seed`.
     if parameters.get("env_seed") is None:
         parameters["env_seed"] = parameters["seed"]
     return parameters

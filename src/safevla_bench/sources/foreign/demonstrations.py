@@ -50,7 +50,7 @@ class RecordedActions:
     """Actions [T, A] in the units of the simulator benchmark, and facts about their recording; None = not recorded.
 
     `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. `benchmark` and `task_id`
-    identify the task. If they are None, `task` (the name of the task's BDDL file) identifies the task, together with
+    identify the task. If both are None, `task` (the name of the task's BDDL file) identifies the task, together with
     `suite` (the file's folder) if known. Without `task`, the instruction identifies the task.
     """
 
@@ -58,7 +58,7 @@ class RecordedActions:
     source: str
     actions: Floats
     states: Floats | None = None
-    # Name of a body -> positions [m], [T + 1, 3]. If `states` is None, a replay is compared with these positions.
+    # Name of a body -> positions [m], [T + 1, 3]. If `states` is None, a replay is compared with them.
     positions_m: Mapping[str, Floats] = field(default_factory=dict)
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
@@ -69,24 +69,24 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    # After `wait_steps`, the replay waits until the objects are at rest, but at most this number of steps.
+    # Maximum number of further steps, after `wait_steps`, in which the replay waits until the objects are at rest.
     rest_steps: int = 0
-    # Number of resets between the environment's seeding and this episode; None = seeded for this episode.
+    # Number of resets after the environment was seeded; None = the environment was seeded for this episode.
     earlier_resets: int | None = None
-    drawn: bool = False  # True if the initial state was random, not one of the suite's
+    drawn: bool = False  # True if the initial state was random, not from the suite
     # State of the end effector after each action, [T, 8].
-    # The columns are the position [m] (3), the axis-angle rotation [rad] (3) and the finger positions [m] (2).
+    # It has a position [m] (3), an axis-angle rotation [rad] (3) and the finger positions [m] (2).
     proprioception: Floats | None = None
     success: bool | None = None
     policy: str | None = None
     ending: str = "timeout"
-    absolute: bool = False  # True if the actions are poses in the world instead of changes of pose
+    absolute: bool = False  # True: poses in the world; False: changes of pose
 
     @property
     def task_label(self) -> str:
         """Return the task's name as recorded: suite and task, else the instruction in quotes, else "no task"."""
         # `benchmark` and `task_id` identify a task of a known benchmark.
-        # Other recordings may name `suite` and `task` instead.
+        # Recordings without `benchmark` may name `suite` and `task`.
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
         label = "/".join(part for part in names if part)
         if label:
@@ -95,7 +95,7 @@ class RecordedActions:
 
     def is_of_task(self, task: Task) -> bool:
         """Return whether the actions belong to `task`. Compares benchmark and id if they are recorded, else the task's
-        name, else the instruction; False if none is recorded. `libero_spatial` and `libero-spatial` count as equal.
+        name, else the instruction; False if nothing is recorded. `libero_spatial` and `libero-spatial` count as equal.
         """
         # LeRobot and vla-evaluation-harness record `benchmark`. HDF5 files record the task's name.
         # An unknown suite matches any suite.
@@ -136,7 +136,7 @@ class _Answer(msgspec.Struct, frozen=True):
     error: tuple[str, str, str | None, str | None] | None = None
 
 
-_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # limit on CPU time of the child process: 5 s + 1 s per 10 MB
+_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # CPU time of the child process: at most 5 s + 1 s per 10 MB
 _WAIT_SECONDS = 60  # limit on wall-clock time of the child process: 60 s + five times the limit on CPU time
 
 
@@ -153,7 +153,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
         # CPU time that the child process may use, by the size of the file.
         seconds = _CHILD_SECONDS + os.fstat(stream.fileno()).st_size // _CHILD_BYTES_PER_S
         output = _run_child(stream.fileno(), seconds)
-        # The first line is JSON with the shapes; the float64 numbers follow.
+        # In the output, the first line is JSON with the shapes, and float64 numbers follow.
         end = output.index(b"\n") + 1
         answer = msgspec.json.decode(output[:end], type=_Answer)
         if answer.error is not None:
@@ -167,10 +167,10 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 def _run_child(descriptor: int, seconds: int) -> bytes:
     # Returns the bytes that the child process writes to stdout. Raises `RecordError` if it crashes or takes too long.
     # `descriptor` is the number of the open file, and `seconds` the limit on CPU time.
-    # `-P` leaves the script's folder out of the search path, so that no module there replaces a library.
+    # `-P` leaves the script's folder out of Python's search path, so that no module in the folder replaces a library.
     command = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     python_path = os.pathsep.join(filter(None, sys.path))
-    # Fewer threads reserve less memory.
+    # Run one thread, since each thread reserves memory.
     environment = {**os.environ, "PYTHONPATH": python_path, "OPENBLAS_NUM_THREADS": "1"}
     remedy = "The file is damaged; copy it again, or leave it out."
     try:
@@ -186,8 +186,8 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise RecordError(f"reading the file took more than {_WAIT_SECONDS + 5 * seconds} s", remedy=remedy) from None
-    code = process.returncode  # if a signal ended the process: minus the signal's number
-    # The kernel sends SIGXCPU at the soft limit on CPU time, and SIGKILL at the hard limit or without memory.
+    code = process.returncode  # if negative, -`code` is the signal that ended the process
+    # The kernel sends SIGXCPU at the soft limit on CPU time, and SIGKILL at the hard limit or if memory runs out.
     if -code in (signal.SIGXCPU, signal.SIGKILL):
         problem = f"reading the file took more than {seconds} s of processor time"
         problem += ", or the machine's memory ran out" if -code == signal.SIGKILL else ""
@@ -202,7 +202,7 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
     # Yields the demonstrations. `numbers` are the actions and states of each demonstration, one after the other.
     # `actions` and `states` of a `_Demo` are the shapes of these arrays. `source` is the name of the file.
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
-    # Check the output of the child process, because a damaged file may have corrupted this process.
+    # Check the output of the child process, because a damaged file may have corrupted the memory of the child.
     if sum(map(math.prod, shapes)) != len(numbers):
         raise ValueError("the child process returned unexpected data")
     remaining = numbers
@@ -236,7 +236,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             if isinstance(frames, RecordError):
                 if frames.place.episode is not None:
                     raise frames  # an incomplete episode cannot be replayed
-                warn_once(str(folder), frames.problem)  # whole episodes are missing; all other episodes are complete
+                warn_once(str(folder), frames.problem)  # an error without an episode: episodes are missing
                 continue
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
@@ -256,15 +256,15 @@ _RECORDING_PATH = re.compile(r"/recordings/((libero_[a-z0-9_]+)_(\d{1,6})(?:/env
 
 def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
     # Yields a dataset's episodes. If lerobot-eval wrote the dataset, adds facts from the dataset's path.
-    # These facts are the task, the initial state, and the seed: `_FIRST_SEED` (1000) plus the initial state.
+    # The facts from the path are the task, the initial state, and the seed (`_FIRST_SEED` plus the state's index).
     # The number of waiting steps, `_WAIT_STEPS`, is the same for all datasets of lerobot-eval.
     match = _RECORDING_PATH.search(folder.as_posix())
     if match is None:
         yield from episodes
         return
-    # `environment_text` is the number K of the environment; None = there is only one.
+    # `environment_text` is the number K of the environment; None = the recording had only one environment.
     recording_path, suite, task, environment_text = match.groups()
-    # All environments must be there, because their number determines the initial states.
+    # The folders of all environments must exist, because their count determines the initial states.
     numbers = {path.name.removeprefix("env_") for path in folder.parent.glob("env_*")} if environment_text else {"0"}
     environment_count = len(numbers)
     if numbers != set(map(str, range(environment_count))):
@@ -273,7 +273,7 @@ def _add_starts(folder: Path, episodes: Sequence[RecordedActions]) -> Iterator[R
         yield from episodes
         return
     for episode in episodes:
-        # The number counts recorded episodes, of which some may be missing. The name is `episode_NUMBER`.
+        # The number in the name `episode_NUMBER` counts recorded episodes, some of which may be missing in the dataset.
         number = int(episode.name.rpartition("_")[2])
         # Environments run in parallel: environment `K` has the initial states `K`, `K + environment_count`, and so on.
         init_state = int(environment_text or 0) + number * environment_count
@@ -301,7 +301,7 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
         datasets = [info.parents[1] for depth in ("*", "*/*") for info in sorted(path.glob(f"{depth}/{INFO}"))]
         if datasets:
             return [episode for folder in datasets for episode in read_dataset(folder)]
-        # Datasets win over HDF5 files in the same folder.
+        # If a folder has datasets and HDF5 files, read only the datasets.
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
         if not files:
             return None

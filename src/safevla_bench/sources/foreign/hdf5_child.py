@@ -1,7 +1,7 @@
 """The child process that reads an HDF5 file of demonstrations: `python hdf5_child.py DESCRIPTOR BYTES SECONDS`.
 
-libhdf5 crashes on some damaged files and hangs on others, and links in a file can open other files. So this process
-limits its memory and CPU time, and cannot open another file. The module imports nothing from safevla_bench.
+libhdf5 crashes on some damaged files and hangs on others, and links in a file can open other files. So the child
+process limits its own memory and CPU time, and cannot open another file. The module imports nothing from safevla_bench.
 
 The process writes to stdout one line of JSON with `demos` or `error` (null if memory ran out), and then the actions and
 states of each demonstration as float64 numbers.
@@ -26,7 +26,7 @@ class Refusal(Exception):
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
     """Write the demonstrations of the open file to stdout."""
-    # The first line is JSON with the facts, or with an error (null = out of memory). All numbers follow as float64.
+    # The first line is JSON with the demonstrations or an error (null = out of memory). All numbers follow as float64.
     # `descriptor` is the number of the open file. The limits are `memory` [bytes] and `seconds` of CPU time.
     _lower_limit(resource.RLIMIT_CORE, 0)
     _lower_limit(resource.RLIMIT_CPU, seconds)
@@ -35,7 +35,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
     try:
         import h5py
 
-        codecs.lookup("ascii")  # h5py needs this codec for texts, but Python could not open the codec's file later
+        codecs.lookup("ascii")  # load now the codec that h5py needs for texts
         with h5py.File(f"/dev/fd/{descriptor}", "r") as file:
             _lower_limit(resource.RLIMIT_NOFILE, 0)  # from here on, no link in the file can open another file
             answer: dict[str, object] = {"demos": list(_read_demos(file, matrices))}
@@ -53,7 +53,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
 
 
 def _lower_limit(resource_kind: int, limit: int) -> None:
-    # Sets the soft limit, which must not exceed the hard limit. A limit of 0 on RLIMIT_CORE means no core dump.
+    # Sets the soft limit, which must not exceed the hard limit. RLIMIT_CORE = 0 prevents a core dump.
     hard_limit = resource.getrlimit(resource_kind)[1]
     soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
     resource.setrlimit(resource_kind, (soft_limit, hard_limit))
@@ -77,7 +77,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
         demo = _read_item(data, name, h5py.Group)
         actions = _read_matrix(demo, name, "actions")
         states = _read_matrix(demo, name, "states") if "states" in demo else None
-        # A state precedes each action. A further state may follow the last action.
+        # A state precedes each action. There may be one more state, after the last action.
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
             remedy = "Write one state before each action, and optionally one after the last."
             _refuse(f"{len(states)} states, but {len(actions)} actions", remedy, name, "states")
@@ -130,7 +130,7 @@ def _read_matrix(demo: Any, demo_name: str, field: str) -> Any:
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
     # Returns the suite, the task and the instruction; None = not stated.
-    # A BDDL file, `SUITE/TASK.bddl`, describes a task of LIBERO. Without one, the environment's name is the task.
+    # A task of LIBERO has a BDDL file, `SUITE/TASK.bddl`. Without this file, the environment's name is the task.
     bddl_file = _decode_text(attributes.get("bddl_file_name"))
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
     instruction = instruction.strip('"') if instruction else None
@@ -155,7 +155,7 @@ def _parse_json(text: object) -> dict[str, Any]:
 
 def _decode_text(value: object) -> str | None:
     # Returns an attribute's text; None if the attribute is missing or not a text.
-    # Raises `UnicodeError` if it is not valid UTF-8.
+    # Raises `UnicodeError` if the text is not valid UTF-8.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """Logs of robots and of other tools as sources of records: LeRobot datasets (version 3), ROS and Foxglove recordings.
 
 A log is judged without a replay. Logs have no contacts, so specifications on contacts are inactive. A mapping
-(`logs.mappings`) supplies the facts that the log lacks.
+(`logs.mappings`) supplies facts that the log lacks, such as the task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Log:
         episodes to read; None = all. Errors are yielded, not raised. A log that cannot be read yields one error.
         """
         # A batch has the records of an episode.
-        # Errors that name no file get this file. In a dataset, such errors are about the mapping.
+        # If an error names no file, `location` is added. In a dataset, an error without a file is about the mapping.
         location = self.path if self.recordings else self.mapping_file or self.path
         try:
             yield from limit_each(self.path, self._build_episodes(wanted))
@@ -47,12 +47,12 @@ class Log:
         # Yields the batch of each episode whose index is in `wanted` (None = all), or the episode's error.
         self.require_mapping()
         recording_names = [recording.name for recording in self.recordings]
-        # Ids of tasks come from the names of recordings, or from a dataset's instructions.
+        # Task ids come from the names of recordings, or from the instructions of a dataset.
         tasks = records.name_tasks(recording_names or lerobot.read_instructions(self.path).values())
         episode_names = set[str]()
         for episode in self.read_logged(wanted):
             if isinstance(episode, RecordError):
-                if episode.place.episode is not None:  # None if the error is about a whole file
+                if episode.place.episode is not None:  # an error about a whole file names no episode
                     episode_names.add(episode.place.episode)
                 yield episode
                 continue
@@ -64,7 +64,7 @@ class Log:
         # Refuse an outcome in the mapping for an episode that does not exist. The name is probably misspelled.
         all_facts = (self.mapping.episode, *self.mapping.trials)
         unknown_names = {name for facts in all_facts for name in facts.outcomes} - episode_names
-        if unknown_names and wanted is None:  # if only some episodes are read, other names are unknown
+        if unknown_names and wanted is None:  # to check names, all episodes must be read
             remedy = f"Correct the name. The episodes are: {', '.join(sorted(episode_names)[:_MOST_NAMED])}."
             problem = f"there is no episode named {min(unknown_names)!r}"
             refuse_field(problem, escape_controls(remedy), "episode.outcomes")
@@ -72,11 +72,11 @@ class Log:
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
         """Yield each episode, or the episode's error. Raises `RecordError` if a LeRobot dataset cannot be read."""
         # `wanted` are the indices of the episodes to read; None = all.
-        # `build_episode` later makes records of these episodes.
+        # The caller converts each episode to records with `build_episode`.
         # Without recordings, the log is a LeRobot dataset.
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
-        index = 0  # index in the log of the next episode
+        index = 0  # index of the next episode in the log
         for recording in self.recordings:
             # Without trials, a recording is one episode; an episode that is not wanted is not read.
             if wanted is not None and not self.mapping.trials and index not in wanted:
@@ -88,7 +88,7 @@ class Log:
                         yield episode
                     index += 1
             except RecordError as error:
-                # The recording is unreadable, and counts as one episode.
+                # An unreadable recording counts as one episode.
                 yield error.with_place(Place(file=str(recording.parts[0])))
                 index += 1
 
@@ -115,10 +115,10 @@ class Log:
         if not self.recordings:
             dataset = lerobot.open_dataset(self.path)
             return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot
-        topics = recordings.scan_topics(self.recordings[0].parts)  # other recordings probably have the same topics
+        topics = recordings.scan_topics(self.recordings[0].parts)  # other recordings should have the same topics
         topics.require_messages()
         kinds = sorted(topics.list_kinds().items())
-        # `()` and 0: the names and the count of a topic's numbers are unknown until messages are decoded.
+        # Before messages are decoded, a topic's numbers are unknown: no names, `()`, and a count of 0.
         return [proposal.FoundSource(topic, kind, (), 0) for topic, kind in kinds], False, None
 
 
@@ -160,7 +160,7 @@ def find_log(path: Path) -> Log | None:
         problem = f"the folder is a LeRobot dataset, but also has recordings: {escape_controls(listed_files)}"
         remedy = "Move the recordings to another folder, and name the folder that you mean."
         raise RecordError(problem, remedy=remedy, place=Place(file=str(log_path)))
-    if (log_path / lerobot.INFO_1).is_file():  # unlike later versions, version 1 has no file `lerobot.INFO`
+    if (log_path / lerobot.INFO_1).is_file():  # only version 1 has the file `INFO_1`
         raise lerobot.version_error("v1").with_place(Place(file=str(log_path / lerobot.INFO_1)))
     if not found_recordings and not (log_path / lerobot.INFO).is_file():
         if given_mapping is None:

@@ -1,7 +1,7 @@
 """Resampling of one trial of a recording to the times of its clock.
 
-One topic is the clock. The times of its messages are the instants; an instant can become a record. Poses are
-interpolated, but known only if a message arrived after the previous instant, because a tracker may lose a body. Other
+One topic is the clock: the times of its messages are the instants, which can become records. Poses are interpolated. A
+pose is unknown if no message arrived since the previous instant, because the tracker may have lost the body. Other
 numbers stay known for two periods of their messages. Torques, forces and grips use all messages between records.
 """
 
@@ -44,7 +44,7 @@ class MessageSpan(NamedTuple):
 
 
 def is_static(topic: str) -> bool:
-    """Return whether a topic has the name `tf_static`, so that its messages are valid at any time."""
+    """Return whether a topic is named `tf_static`, which means that its messages are valid at any time."""
     # The topic may be in a namespace, as in `/robot1/tf_static`. Only the end of the name is compared.
     return topic.endswith("tf_static")
 
@@ -75,10 +75,10 @@ def align(
         last_s = f"{(held.log_ns.max() - trial.first_ns) / 1e9:.9f}".rstrip("0").rstrip(".")
         problem = f"has different static poses, the last {last_s} s after the first message"
         remedy = f"To use only the last pose, write start_s = {last_s} in an [[episode]]"
-        warn(f"[{name}] {problem}; each pose is used from its time on, the first also before it. {remedy}")
+        warn(f"[{name}] {problem}; each pose is used from its time on, and the first pose also before. {remedy}")
     # The clock is the part or transform whose message times are the instants of the episode.
     clock = _choose_clock(mapping, trial.facts, stamps, edge_stamps)
-    if clock in stamps:  # a clock that is a transform needs no check
+    if clock in stamps:  # the clock is a part, not a transform
         is_placeless = find_placeless(stamps[clock])
         if is_placeless.any():
             problem = f"{is_placeless.sum()} messages are left out, since their header stamp is zero"
@@ -104,7 +104,7 @@ def align(
         remedy = "If the frames move little, write a larger max_gap_s under [transforms]"
         warn(f"the transforms of {', '.join(tree.rare_frames)} {gap_text}; poses in between are unknown. {remedy}")
     for part, channel in channels.items():
-        # A force in the frame in which the hand's poses are given has axes that do not turn with the hand.
+        # If a force and the hand's poses are in the same frame, the axes of the force do not turn with the hand.
         force, hand = channel.taker, channels.get(part.replace("wrench", "eef", 1))
         if hand is not None and isinstance(force, NumberTaker) and isinstance(hand.taker, PoseTaker):
             is_fixed = force.frame in {*hand.taker.frame_names, *hand.frames} - {""}
@@ -119,7 +119,7 @@ def align(
     if unnamed and frames:
         warn(f"the poses of {unnamed} do not name their frame; they are read as poses in {next(iter(frames))}")
     step_ns = int(np.median(np.diff(instants)))
-    # The clock counts as uneven if the step is not a whole number of nanoseconds, as at 30 Hz.
+    # An even clock has equal steps that divide 1 s evenly, unlike 33,333,333 ns, the rounded step of 30 Hz.
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
     return records.LoggedEpisode(
         name=trial.name,
@@ -138,14 +138,14 @@ class _Channel:
     def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         # `taker` holds all messages of the recording for one part of the record; only those in `trial` are kept.
         self.taker, self.columns, self.stamps, self.warn = taker, taker.columns, taker.stamps, warn
-        self.frames: tuple[str, ...] = ()  # names of the frames in which the sampled poses will be; () for numbers
+        self.frames: tuple[str, ...] = ()  # frames of the sampled poses; () if the part is not a pose
         if isinstance(taker, PoseTaker):
             self.in_frame = np.array(taker.frames)  # index of each pose's frame in `taker.frame_names`
             self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
             # `doubt` is a warning about a convention that the names do not state; "" = none.
             if taker.layout is not None and taker.layout.doubt:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
-            # The first parent frame that is also the child of another frame, so that it may move; None = none.
+            # The first parent frame that may move, because it is the child of another frame; None = no such frame.
             moving_frame = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving_frame and not taker.columns.into:
                 problem = f"[{taker.part}] has the frame {moving_frame}, which may move"
@@ -160,8 +160,7 @@ class _Channel:
         # (Numbers with few bits, such as 0.5, do not show how the log stores numbers.)
         with np.errstate(over="ignore"):
             self.is_single = bool((finite == finite.astype(np.float32)).all() and (finite * 1024 % 1 != 0).any())
-        # A static part is valid at any time. Its messages are latched (sent to late subscribers).
-        # In addition, they are from /tf_static, or all equal.
+        # A part is static (valid at any time) if its messages are latched, and are from /tf_static or all equal.
         self.is_static = taker.latched and (is_static(taker.topic) or bool((read_numbers == read_numbers[:1]).all()))
         self.changes = bool((read_numbers != read_numbers[-1:]).any())  # False if all messages are equal
         if not self.is_static:
@@ -189,10 +188,10 @@ class _Channel:
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> records.Series:
         """Return the part's values at the instants. `times` are the messages' times; None if all are equal."""
         # `instants` [ns] are the times of the clock, and `tree` converts poses between frames.
-        # Call this only once, because it changes which messages the channel has, and their order.
-        # `order` has indices of messages. For a static part, it has the message that is used at each instant.
-        # For any other part, it has all messages in order of time.
-        # If all messages are equal, the last one (-1) is used at each instant.
+        # Call `sample` only once, because it changes which messages the channel has, and their order.
+        # `order` has indices of messages. For a static part, `order` has the message that is used at each instant.
+        # For a part that is not static, `order` has all messages in order of time.
+        # If all messages are equal, use the last message (-1) at each instant.
         order = np.full(len(instants), -1) if times is None else np.argsort(times.time_ns, kind="stable")
         if self.is_static and times is not None:
             order = order[find_held(times.time_ns[order], instants)]
@@ -219,7 +218,7 @@ class _Channel:
         # Returns the poses at `time_ns`. If the mapping gives a frame as `in`, the poses are converted to this frame.
         # A pose contains NaN if the pose or a needed transform is unknown at that time.
         # `rows` are the poses before the conversion. `tree` has the transforms between frames.
-        # With `in`, `frames` has only the target frame.
+        # If the mapping has `in`, `frames` has only the target frame.
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
@@ -229,7 +228,7 @@ class _Channel:
             is_in_frame = is_known & (self.in_frame == frame_index)
             if not is_in_frame.any():
                 continue
-            # Without the name of its frame, a pose cannot be converted.
+            # A pose cannot be converted if the message does not name the pose's frame.
             if not frame:
                 problem = f"the poses of {self.taker.topic} do not name their frame"
                 refuse_field(problem, "Leave `in` out.", self.taker.part)
@@ -245,7 +244,7 @@ def _choose_clock(
 ) -> str:
     # Returns the name of the part or transform whose messages define the instants.
     # If the mapping gives `clock`, the result is a part that is read from the topic `clock`.
-    # Without `clock`, it is the first that exists of: the part of the hand, a pose, a transform, any part.
+    # Without `clock`, the result is, in order of preference: the hand, a pose, a transform, or any part.
     # If several parts qualify, the part with the most messages is chosen.
     # Poses come before faster torques, because poses sampled at the times of torques would have wrong accelerations.
     # `facts` is the mapping's table about the trial.
@@ -267,15 +266,15 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     # Return the pose at each instant, interpolated between the messages before and after the instant.
     # `rows` [m, 3 or 7] are the poses of the messages at the ascending times `time_ns`, [m].
     # The pose is known only if a message arrived after the previous instant.
-    # Nothing is interpolated in a gap in which the body may be lost: the gap's first instant gets the last pose.
-    # In a gap, the poses of the hand and of targets are unknown, because a target would seem to slip in the hand.
+    # In a gap, the body may be lost, so nothing is interpolated. The gap's first instant gets the last pose.
+    # In a gap, the poses of the hand and of targets are unknown. With old poses, a target would seem to slip.
     is_pose = records.are_known(rows, columns)
     # Index of the last message at or before each instant; -1 = none.
-    # `is_new` is true if this message came after the previous instant.
+    # `is_new`: whether an instant's last message came after the previous instant.
     last_pose = np.searchsorted(time_ns, instants, side="right") - 1
     is_new = np.diff(last_pose, prepend=-1) > 0
-    last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # the last message at each time
-    # Interpolation needs quaternions: positions alone and unknown poses get 1, 0, 0, 0.
+    last_indices = np.flatnonzero(np.diff(time_ns, append=_LATEST_NS))  # of several messages at one time, use the last
+    # Interpolation needs quaternions. Poses without orientation and unknown poses get the quaternion 1, 0, 0, 0.
     keys = np.where(is_pose[:, None], np.hstack([rows, np.eye(1, 4).repeat(len(rows), axis=0)])[:, :7], _LOST_POSE)
     # Poses are interpolated between messages that are at most two periods (or two clock steps) apart.
     step_ns = _find_period(instants)
@@ -289,11 +288,10 @@ def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: mappings
     longest_ns = _HELD_PERIODS * max(period_ns if np.isfinite(period_ns) else 0.0, step_ns)
     position, rotation = interpolate_poses(time_ns[last_indices], keys[last_indices], instants, longest_ns)
     nearest = np.maximum(last_pose, 0)
-    norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # kept for the warning about norms
+    norms = np.linalg.norm(keys[nearest, 3:], axis=1, keepdims=True)  # keep norms, to warn if they are not 1
     values = np.hstack([position, norms * rotation.as_quat()[:, [3, 0, 1, 2]]])[:, : rows.shape[1]]
     uses_message = time_ns[nearest] == instants
-    # At the first instant of a gap, bodies that are not targets keep the last pose.
-    # Targets and the hand (which has no role) do not.
+    # At the first instant of a gap, a body keeps its last pose, except targets and the hand (which has no role).
     if getattr(columns, "role", "target") != "target":
         is_gap = ~records.are_known(values, columns)
         is_gap[0] &= instants[0] - time_ns[nearest[0]] <= longest_ns  # the first instant has no previous instant
@@ -329,6 +327,6 @@ def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> records.Seri
         values[is_held, column] = rows[has_number, column][last_message[is_held]]
         # The part is known only while all numbers of the part are known.
         known &= is_held
-    next_instant = np.searchsorted(instants, time_ns)  # index of the first instant at or after each message
-    next_instant[time_ns < instants[0]] = -1  # messages before the first instant belong to no instant
+    next_instant = np.searchsorted(instants, time_ns)  # for each message, index of the first instant at or after it
+    next_instant[time_ns < instants[0]] = -1  # -1 = before the first instant
     return records.Series(values, known, between=(rows, next_instant))

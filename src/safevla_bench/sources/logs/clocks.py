@@ -1,10 +1,10 @@
 """The times of all messages of a recording on one time base: integer nanoseconds since the clock's first message.
 
 The header stamps of one topic, the clock, define the time base, even if their offset or rate differs from the log
-times. Stamps of another topic are used if they are on this base. Otherwise, the topic's log times are converted: the
-clock's messages have log times and stamps, and conversion interpolates between them. A simulation writes a stamp of
-zero before its first tick. The converted log time replaces this stamp, unless a topic really begins at 0. If log times
-are too imprecise, the clock's messages with a stamp of zero are left out instead.
+times. Another topic's stamps are used if they are on this time base. Otherwise, the topic's log times are converted:
+the clock's messages have log times and stamps, and conversion interpolates between them. A simulation writes a stamp of
+zero before its first tick. The converted log time replaces a stamp of zero, unless the topic's times really start at 0.
+If log times are too imprecise, the clock's messages with a stamp of zero are left out instead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 from safevla_recorder.episode import Ints
 
-# A topic's stamps are on the common time base if the median difference from converted log times is at most this, also
-# in each quarter of a topic with at least `_FEWEST_IN_QUARTERS` messages.
+# Limit on the median difference [ns] between a topic's stamps and converted log times, for stamps on the time base.
+# A topic with at least `_FEWEST_IN_QUARTERS` messages must satisfy the limit in each quarter of its messages.
 _SAME_BASE_NS = 50_000_000
-# If stamps differ from log times by more than the limit above and at most by this, messages are late or clocks differ.
-# A warning states whether late messages or different clocks are assumed.
+# Largest difference [ns] between stamps and log times that late messages can explain.
+# If the difference exceeds `_SAME_BASE_NS`, a warning states whether late messages or different clocks are assumed.
 _MAX_LATENCY_NS = 1_000_000_000
 _FEWEST_IN_QUARTERS = 40
 _MAX_RATE_RATIO = 50  # warn if stamps advance this many times faster or slower than log times
@@ -64,7 +64,7 @@ def place_messages(
     (None = all parts) have times that never go back.
     """
     # `parts` maps the name of each mapped part of the record, and of each transform, to its messages.
-    # Header stamps are used if they differ by at most `max_latency_s` from log times; None = a default (see below).
+    # Header stamps are used if they differ by at most `max_latency_s` from log times; None = a default.
     reference, candidates = parts[clock], [stamps for name, stamps in parts.items() if clocks is None or name in clocks]
     is_stamped = _find_stamped(reference)
     # Without two stamps, the log times are the time base, and times are counted from the clock's first message.
@@ -84,12 +84,11 @@ def place_messages(
         warn(f"{problem}; messages without usable stamps are placed by their order in the file")
 
     def position_of(stamps: Stamps) -> Ints:
-        # Positions order the messages.
-        # They are log times [ns] or, if the clock's log times go back, indices in the file.
+        # A position is a log time [ns] or, if the clock's log times go back, an index in the file.
         return stamps.log_ns if uses_log_times else stamps.order
 
     # Each clock message has a position and a stamp.
-    # Interpolation between these pairs converts the position of any message to a stamp.
+    # Interpolation between the clock's positions converts the position of any message to a stamp.
     clock_positions, first_indices = np.unique(position_of(reference)[is_stamped], return_index=True)
     clock_ns = reference.stamp_ns[is_stamped][first_indices]
     first_ns = int(clock_ns[0])
@@ -101,7 +100,7 @@ def place_messages(
     times = {}
     limit_ns = _SAME_BASE_NS if max_latency_s is None else max_latency_s * 1e9
     for name, stamps in parts.items():
-        # Two candidates for the times of these messages: converted positions, and the messages' header stamps.
+        # The times of a part's messages are either converted positions, or the messages' header stamps.
         mapped_ns = _map_to_stamps(position_of(stamps), clock_positions, clock_ns) - first_ns
         stamps_ns = stamps.stamp_ns - first_ns
         has_stamp = _find_stamped(stamps)
@@ -110,12 +109,12 @@ def place_messages(
         offset_ns = max(_list_medians((stamps_ns - mapped_ns)[has_stamp], stamps_ns[has_stamp]), key=abs)
         step = describe_step_back(stamps_ns[has_stamp])
         use_stamps = name == clock or abs(offset_ns) <= limit_ns
-        # Beyond the default limit, use stamps only if their offset is at most 1 s.
-        # In addition, messages must seem to be late, or the stamps must go back.
+        # Beyond the default limit, use stamps only if their offset is at most 1 s, and messages seem to be late.
+        # Stamps with an offset of at most 1 s that go back are also selected here, and are rejected below.
         if not use_stamps and max_latency_s is None and has_stamp.any():
             is_near = abs(offset_ns) <= _MAX_LATENCY_NS
             use_stamps = is_near and bool(step or (uses_log_times and _may_be_late(reference) and _may_be_late(stamps)))
-            # Stamps that go back are reported below, with a warning that is more exact.
+            # For stamps that go back, a more exact warning follows below.
             if not (is_near and step):
                 warn(_describe_doubt(stamps.topic, reference.topic, offset_ns / 1e9, position_kind, use_stamps))
         if use_stamps:
@@ -138,9 +137,9 @@ def _may_be_late(messages: Stamps) -> bool:
 
 def _list_medians(differences_ns: Ints, stamp_ns: Ints) -> list[float]:
     # Returns the median of each quarter of the messages, since a clock may drift, or be set during the recording.
-    # Few messages have a single median, and no message at all has the median infinity.
-    # A tracker that lost its object may send the last pose again, with its old stamp. Such messages do not count,
-    # unless most stamps are repeated, as by a clock that counts seconds.
+    # For few messages, returns the median of all; without messages, returns infinity.
+    # A tracker that lost its object may send the last pose again, with its old stamp, so repeated stamps do not count.
+    # If most stamps are repeated, as those of a clock that counts seconds, all stamps count.
     is_new = np.diff(stamp_ns, prepend=stamp_ns[:1] - 1) != 0
     if len(is_new) and np.median(np.diff(np.flatnonzero(np.append(is_new, True)))) == 1:
         differences_ns = differences_ns[is_new]
@@ -150,19 +149,19 @@ def _list_medians(differences_ns: Ints, stamp_ns: Ints) -> list[float]:
 
 def _describe_doubt(topic: str, clock: str, offset_s: float, position_kind: str, use_stamps: bool) -> str:
     # Returns a warning that a topic's stamps are off by `offset_s`. The warning says how to use the alternative times.
-    # If `use_stamps`, the stamps are used nevertheless; `offset_s` is then at most 1 s.
+    # `use_stamps` is true if the stamps are used despite the offset, which is then at most 1 s.
     # `position_kind` is the alternative to stamps: log time, or order in the file.
     side = "before" if offset_s < 0 else "after"
     problem = f"by {clock}'s clock, the header stamps of {topic} are {abs(offset_s):.2f} s {side} its {position_kind}"
     if abs(offset_s) * 1e9 > _MAX_LATENCY_NS:
         return f"{problem}; the {position_kind} is used, because the clocks differ"
-    # First the times in use and the assumed cause; then the alternative times and the cause that would make them right.
+    # The warning has the times in use and the assumed cause, then the alternative times and their cause.
     chosen, cause, other, other_cause = "stamps are", "messages arrive late", position_kind, "the clocks differ"
-    # The limit to write into the mapping for the alternative: 0.05 s excludes these stamps.
+    # The limit that selects the alternative times: a `max_latency_s` of 0.05 excludes stamps with this offset.
     limit_s = _SAME_BASE_NS / 1e9
     if not use_stamps:
         chosen, cause, other, other_cause = f"{position_kind} is", other_cause, "the stamps", cause
-        limit_s = math.ceil(abs(offset_s) * 10) / 10  # rounded up to 0.1 s, so that the stamps are within the limit
+        limit_s = math.ceil(abs(offset_s) * 10) / 10  # round up to 0.1 s, to include the stamps
     remedy = f"If {other_cause}, write max_latency_s = {limit_s:g} at the top of the mapping, to use {other}"
     return f"{problem}; the {chosen} used, as if {cause}. {remedy}"
 
@@ -190,7 +189,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
         return np.zeros_like(is_stamped)
     if len(log_ns) == 2:  # two stamps are too few to check the log times
         return ~is_stamped
-    # Times relative to the first message are exact as floats.
+    # Floats hold times relative to the first message exactly.
     log, stamp = (log_ns - log_ns[0]).astype(np.float64), (stamp_ns - stamp_ns[0]).astype(np.float64)
     # Predict each stamp from its two neighbors, by linear interpolation over log time.
     predicted = stamp[:-2] + (log[1:-1] - log[:-2]) / np.maximum(log[2:] - log[:-2], 1) * (stamp[2:] - stamp[:-2])
@@ -201,8 +200,8 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 def _map_to_stamps(positions: Ints, clock_positions: Ints, clock_ns: Ints) -> Ints:
     # Convert `positions` to stamps: interpolate between the clock's messages, and extrapolate before and after them.
     # Positions are log times [ns] or indices in the file.
-    # `clock_positions` and `clock_ns` (stamps) are those of the clock's messages.
-    # Numbers relative to the clock's first message are exact as floats.
+    # `clock_positions` and `clock_ns` are the positions and the stamps [ns] of the clock's messages.
+    # Floats hold numbers relative to the clock's first message exactly.
     known_x = (clock_positions - clock_positions[0]).astype(np.float64)
     known_stamp = (clock_ns - clock_ns[0]).astype(np.float64)
     x = (positions - clock_positions[0]).astype(np.float64)

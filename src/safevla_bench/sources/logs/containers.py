@@ -42,7 +42,7 @@ class Topic(NamedTuple):
     encoding: str
     definition: bytes = b""
     language: str = ""
-    latched: bool = False  # True if late subscribers also receive the last message, as with /tf_static
+    latched: bool = False  # True if subscribers that connect late get the last message, as with /tf_static
 
 
 Message = tuple[Topic, int, bytes]  # topic, log time [ns], encoded message
@@ -74,7 +74,7 @@ class Topics:
     def take(self, channel: Topic, log_ns: int, content: bytes) -> Message:
         """Return a message after decompression. Raises `RecordError` if it is too large."""
         # A message is (description of its topic, log time [ns], content).
-        # Besides whole files and chunks, single messages may be compressed.
+        # A single message may be compressed, even if neither the file nor the chunk is.
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
         check_size(len(content), channel.topic)
@@ -130,7 +130,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
         yield from _READERS[str(storage_suffix(path))](path, stream, topics)
 
 
-# The first bytes of files that are often stored under the name of a recording, with the problem and the remedy.
+# First bytes of a file that is not a recording, but often has the name of one -> (problem, remedy).
 _NO_RECORDINGS = (
     (b"\x1f\x8b", "the file is compressed with gzip", "Decompress it: gunzip."),
     (b"<", "the file is a web page or XML, not a recording", "Download the file itself; a login may be necessary."),
@@ -153,7 +153,7 @@ def damage_errors() -> tuple[type[Exception], ...]:
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
     """Return the decompressed content of a chunk. Raises an error if it does not have `size` bytes or is too large."""
     # `size` is the decompressed size that the chunk's header states; `compression` is the name of the method.
-    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # one byte above the limit, to detect larger content
+    max_bytes = min(size, _MAX_CHUNK_BYTES) + 1  # read one byte more than the limit, to detect larger content
     if compression == "zstd":
         # The zstd frame may state a larger size than the chunk's header.
         stated_size = zstandard.get_frame_parameters(content).content_size
@@ -207,7 +207,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap's class is untyped
-        def _read_record(self, opcode: int, length: int) -> Any:  # the caller skips the bytes of unread records
+        def _read_record(self, opcode: int, length: int) -> Any:  # if a record is not read, the caller skips its bytes
             # Message indexes are skipped, because they are slow to parse.
             return None if opcode == Opcode.MESSAGE_INDEX else super()._read_record(opcode, length)
 
@@ -242,7 +242,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    # Returns whether late subscribers get the last message, by a topic's QoS `profiles` in YAML.
+    # Returns whether a topic's QoS `profiles` (YAML) let subscribers that connect late get the last message.
     # Bags before version 9 write durability as a number; 1 is `transient_local`.
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
@@ -252,7 +252,7 @@ def _is_latched(profiles: object) -> bool:
 
 def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     """Yield the messages of an SQLite file in the order of recording, which is the order of ids, not of times."""
-    # A killed recorder leaves a WAL file with the last messages. An immutable database would ignore this file.
+    # A killed recorder leaves its last messages in a WAL file, which SQLite ignores in an immutable database.
     has_wal = Path(f"{path}-wal").exists()
     uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if has_wal else "&immutable=1")
     with closing(sqlite3.connect(uri, uri=True)) as database:
@@ -262,7 +262,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
         if not tables >= {"topics", "messages"}:
             remedy = "Name a bag of ROS 2. If this is a results file of another tool, leave out --out."
             raise RecordError("this database is not a bag of ROS 2: it has no topics and messages", remedy=remedy)
-        # A computed column could generate any amount of data.
+        # Refuse computed columns, since a computed column could generate any amount of data.
         if database.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
             raise RecordError("the database has computed columns", remedy="Copy topics and messages into plain tables.")
         definitions: dict[str, tuple[str, str]] = {}  # type -> language and text of its definition
@@ -279,13 +279,13 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             language, definition = definitions.get(kind, ("", ""))
             channel = Topic(topic, kind, encoding, definition.encode(), language, _is_latched(profiles))
             channels[topic_id] = topics.add(channel)
-        # The bounds are None if there are no messages.
+        # The lowest and highest times are None if there are no messages.
         for bound_ns in database.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone():
             if bound_ns is not None:
                 topics.note_time(bound_ns)
         wanted = {topic_id: channel for topic_id, channel in channels.items() if channel is not None}
         placeholders = ",".join("?" * len(wanted))
-        # The query replaces each too large message by zero bytes.
+        # If a message is too large, the query replaces its bytes by zeros.
         # The number of bytes exceeds the limit by one, so that `take` refuses the message.
         data = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
         query = f"SELECT topic_id, timestamp, {data} FROM messages WHERE topic_id IN ({placeholders}) ORDER BY id"
@@ -318,7 +318,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             connection = _parse_bag_fields(content)
             name, message_type = fields[b"topic"].decode(), connection[b"type"].decode().replace("/", "/msg/")
             definition, latched = connection[b"message_definition"], connection.get(b"latching") == b"1"
-            # `fields[b"conn"]` is the connection's id. Definitions of ROS 1 have the language `ros1msg`.
+            # `fields[b"conn"]` is the connection's id. The language `ros1msg` means definitions of ROS 1.
             channels[fields[b"conn"]] = topics.add(Topic(name, message_type, "ros1", definition, "ros1msg", latched))
 
     for fields, content in _read_bag_records(stream):

@@ -1,7 +1,7 @@
 """Decoding of messages (CDR of ROS 2, ROS 1, JSON and Protobuf) to objects whose attributes are the fields.
 
-The library `rosbags` generates code from a file's type definitions. So names and sizes in the definitions are checked
-first, and constants are dropped. Without definitions in the file, those of a ROS distribution are used.
+The library `rosbags` generates code from a file's type definitions. Before that, this module checks names and sizes in
+the definitions, and drops constants. If the file has no definitions, the definitions of a ROS distribution are used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
     undefined or refused type. The returned function raises `RecordError` for a message that does not match its type.
     """
     try:
-        # Errors of libraries become a `RecordError`; a missing library and exhausted memory do not.
+        # Convert errors of libraries to `RecordError`, except for a missing library and exhausted memory.
         decode = _make_decoder(channel, asked, written)
     except (ImportError, MemoryError, RecordError):
         raise
@@ -51,7 +51,7 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
     def decode_or_refuse(content: bytes) -> Any:
         try:
-            # Errors that a decoder raises for a bad message become a `RecordError`, too.
+            # Convert errors that the decoder raises for a bad message to `RecordError`.
             return decode(content)
         except MemoryError:
             raise
@@ -63,8 +63,8 @@ def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Deco
 
 
 def _make_decoder(channel: Topic, asked_distro: str | None, recorded_distro: str | None) -> Decode:
-    # Returns the library's decoder for the channel's encoding. The decoder's errors are not translated yet.
-    # The distributions of ROS are those that the mapping and the recording name; None = unknown.
+    # Returns the library's decoder for the channel's encoding. The decoder may raise errors of the library.
+    # `asked_distro` is the ROS distribution that the mapping names, `recorded_distro` the recording's; None = unknown.
     if channel.encoding == "json":
         return _decode_json
     if channel.encoding in ("cdr", "ros1"):
@@ -108,16 +108,16 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
             idl_texts = [text]
-            if text.startswith(_IDL_SEPARATOR):  # the line after each separator names a type
+            if text.startswith(_IDL_SEPARATOR):  # after each separator line, a line names a type
                 idl_texts = [part.partition("\n")[2] for part in text.split(_IDL_SEPARATOR)[1:]]
             types = {name: kind for idl_text in idl_texts for name, kind in _parse_idl_types(idl_text).items()}
         else:
             types = get_types_from_msg(text, channel.kind)
-        # Only checked definitions are passed on, since the library generates Python code from them.
+        # Check the definitions first, since the library generates Python code from them.
         _check_names(types)
         _measure_type(channel.kind, types, {})
         store = Typestore(max_sequence_length=_MOST_ELEMENTS)
-        # Constants are dropped, because they are not needed, and the library would write them into the code.
+        # Drop constants: they are not needed, and the library would write their values into Python code.
         without_constants: Any = {name: ([], fields) for name, (_, fields) in types.items()}
         # The empty store has the built-in types, such as `Time`.
         store.register({**get_typestore(Stores.EMPTY).fielddefs, **without_constants})
@@ -132,7 +132,7 @@ def _make_ros_decoder(channel: Topic, asked_distro: str | None, recorded_distro:
         named_stores = [by_distro[name] for name in (asked_distro, recorded_distro) if name in by_distro]
         candidates = named_stores[:1] or list(by_distro.values())
         defining_stores = [store for store in map(get_typestore, candidates) if channel.kind in store.fielddefs]
-        # The hash identifies a definition. The stores that define the type must agree, so that any of them can be used.
+        # The hash identifies a definition. All stores that define the type must agree.
         if len({store.hash_rihs01(channel.kind) for store in defining_stores}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
@@ -163,7 +163,7 @@ def _check_names(types: Mapping[str, Any]) -> None:
     # `types` maps the name of a type to (constants, fields); a field is (name, description).
     for name, (_, fields) in types.items():
         # A description is (1, basic type), (2, name of a type), (3, (elements, length)) or (4, (elements, length)).
-        # Here, 3 is an array and 4 is a sequence. A pair that begins with 1 or 2 describes the `elements`.
+        # In a description, 3 is an array and 4 is a sequence. `elements` is again a pair that begins with 1 or 2.
         elements = [desc[1][0] if desc[0] >= 3 else desc for _, desc in fields]
         names = [name, *(field for field, _ in fields), *(desc[1] for desc in elements if desc[0] == 2)]
         for used in names:
@@ -181,7 +181,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
     if kind in measured or kind not in types:
         return measured.get(kind, (2, 8))
     value_count, min_bytes = 1, 0
-    measured[kind] = (1, 0)  # the result if the type contains itself
+    measured[kind] = (1, 0)  # a type that contains itself counts as empty
     for field, desc in types[kind][1]:
         # `desc[0]` is 1 for a basic type, 2 a named type, 3 an array, 4 a sequence. An array of numbers is one value.
         element = desc[1][0] if desc[0] >= 3 else desc
@@ -191,7 +191,7 @@ def _measure_type(kind: str, types: Mapping[str, Any], measured: dict[str, tuple
             element_values, element_bytes = _measure_type(element[1], types, measured)
         value_count += element_values if element[0] == 1 and element[1][0] != "string" else element_values * length
         min_bytes += 4 if desc[0] == 4 else element_bytes * length  # an empty sequence has only its length, in 4 bytes
-        # Elements of 0 bytes would let a short message have any number of elements.
+        # Refuse elements of 0 bytes, since a short message could have any number of them.
         if value_count > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not element_bytes):
             problem = f"{kind}.{field} is an array of length 0, an array of empty elements, or has too many values"
             raise RecordError(problem, remedy="In the mapping, choose a topic of poses or numbers.")

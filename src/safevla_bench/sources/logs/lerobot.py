@@ -35,7 +35,7 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import count_noun, escape_controls, explain_mismatch, load_json, warn_once
 from safevla_recorder.episode import Floats
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # `INFO_1` is the path in version 1
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # `INFO_1` is for version 1
 _KEY_COLUMNS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEY_COLUMNS, "timestamp", "index")
 SUCCESS, _DONE = "next.success", "next.done"
@@ -64,9 +64,9 @@ class _Totals(msgspec.Struct):
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | DamageError]:
     """Yield for each episode, in order, a table of its frames with the columns `_KEY_COLUMNS` and `columns`. Yield an
-    error for an episode that may lack frames, and at the end for episodes and frames that only `meta/info.json` counts.
-    Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are not consecutive or
-    too many, or if a file cannot be read. An episode that may continue in that file is then not yielded.
+    error for an episode that may lack frames. At the end, yield an error if there are fewer episodes or frames than in
+    `meta/info.json`. Raises `RecordError` if there are no files. Raises `DamageError` if the frames of an episode are
+    not consecutive or too many, or if a file cannot be read; an episode that may continue in it is not yielded.
     """
     # An episode that may continue in several files is collected in `parts`, and yielded when the next episode begins.
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
@@ -76,14 +76,14 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
     if (folder / INFO).exists():
         with mappings.translated_errors(folder / INFO, _DOWNLOAD):
             totals = msgspec.convert(load_json(read_input(folder / INFO, _MAX_INFO_BYTES)), _Totals, strict=False)
-    # Compare the number of frames in the files with the dataset's count.
+    # Compare the number of frames in the files with the number in `meta/info.json`.
     footers = [_read_footer(path) for path in files]
     present_count = sum(row_count for row_count, _ in footers)
     missing_count = max(0, (totals.total_frames or 0) - present_count)
-    is_whole = totals.total_frames == present_count  # False if the dataset does not count its frames
-    # `index` counts the dataset's frames. If frames are missing, a jump of `index` between two episodes shows where.
+    is_whole = totals.total_frames == present_count  # False if the number of frames is unknown
+    # The column `index` counts the dataset's frames. A jump of `index` between two episodes shows missing frames.
     checks_ends = missing_count > 0 and "index" in footers[0][1]
-    # Not every dataset has the column `_DONE`, which only serves a warning.
+    # Datasets may lack the column `_DONE`, which is used only for a warning.
     more = ["index"] * checks_ends + [_DONE] * all(_DONE in names for _, names in footers)
     all_columns = list(dict.fromkeys([*_KEY_COLUMNS, *more, *columns]))
     parts: list[pa.Table] = []  # the frames read so far of the episode with the index `last_index`
@@ -98,7 +98,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
                         next_frame = frames["index"][0].as_py() if checks_ends else None
                         yield _join_parts(folder, parts, is_whole, next_frame)
                         parts, row_count, size_bytes = [], 0, 0
-                    episode_count += index > last_index  # only the first block of an episode counts
+                    episode_count += index > last_index  # count an episode at its first block
                     last_index = index
                     row_count += frames.num_rows
                     size_bytes += frames.nbytes
@@ -122,18 +122,18 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table | Dam
 def _join_parts(
     folder: Path, parts: Sequence[pa.Table], is_whole: bool, next_frame: int | None
 ) -> pa.Table | DamageError:
-    # Returns the episode's frames, or an error if frames may be missing. If `is_whole`, the dataset has all its frames.
+    # Returns the episode's frames, or an error if frames may be missing. `is_whole`: the dataset has all its frames.
     # `next_frame` is the `index` of the first frame after the episode, which shows whether the episode is cut off.
     place = Place(file=str(folder), episode=episode_name(parts[0]))
     try:
-        # Files may store a feature with different precisions.
+        # Promote the types, since the files may store a feature with different precisions.
         frames = pa.concat_tables(parts, promote_options="permissive").sort_by("frame_index")
     except pa.ArrowException as error:
         problem = f"the files of the episode store a feature as different types: {' '.join(str(error).split())}"
         return DamageError(problem, episodes=1, remedy=_WRITTEN, place=place)
     problem = ""
     frame_indices = frames["frame_index"].to_numpy()
-    # In a whole dataset, an episode may skip indices of frames. Otherwise, a skipped index may be a lost frame.
+    # If the dataset has all its frames, an episode may skip indices. Otherwise, a skipped index may be a lost frame.
     is_complete = np.diff(frame_indices) > 0 if is_whole else frame_indices == np.arange(len(frame_indices))
     if not is_complete.all():
         problem = "frames are missing or repeated, since frame_index is not 0, 1, 2, …"
@@ -182,9 +182,9 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     is_known = column.is_valid()
     numbers, width = column.filter(is_known), 1
     # Each pass removes one level of nested lists.
-    # All lists at one level have the same length. This length multiplies the width.
+    # Multiply the width by the length of the lists at this level, which must all have the same length.
     while any(is_type(numbers.type) for is_type in _LIST_KINDS):
-        # The lengths of the lists. If there are no lists, use the expected size of the feature.
+        # The distinct lengths of the lists. If there are no lists, use the feature's expected size.
         lengths = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
         if len(lengths) > 1 or lengths[0] is None:
             raise ValueError(f"frames differ in the number of values in {feature!r}: {', '.join(map(str, lengths))}")
@@ -237,7 +237,7 @@ class Feature(msgspec.Struct):
     dtype: str = ""
     shape: list[Annotated[int, Meta(ge=0, lt=1 << 20)]] = []
     names: Any = None
-    units: Any = None  # not of LeRobot's format, but written by some tools, as is `unit`
+    units: Any = None  # not in LeRobot's format; some tools write `units` or `unit`
     unit: Any = None
 
     @property
@@ -300,7 +300,7 @@ class Dataset(msgspec.Struct):
 
     @property
     def robot(self) -> str | None:
-        # Returns the robot's name; None = unknown. Some datasets have a list or an object as `robot_type`.
+        # Returns the robot's name; None = unknown. A `robot_type` that is a list or an object counts as unknown.
         return self.robot_type if isinstance(self.robot_type, str) else None
 
     def list_sources(self) -> Iterator[FoundSource]:
@@ -311,7 +311,7 @@ class Dataset(msgspec.Struct):
 
     def require_feature(self, name: str, key: str) -> Feature:
         """Return the feature `name`. If there is none, raise `RecordError` at the mapping's key `key`."""
-        # The remedy lists the existing features.
+        # The error's remedy lists the existing features.
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
             refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
@@ -353,7 +353,7 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     mappings.refuse_recording_keys(mapping)
-    # Name of a part -> the numbers that are read of the part's feature: the layout of a pose, or indices.
+    # Name of a part -> which numbers of the part's feature are read: the layout of a pose, or indices.
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     indices = {part: pick.places if isinstance(pick, PoseLayout) else pick for part, pick in picks.items()}
     mappings.require_own_numbers({part: ([mapping.sources[part].source], numbers) for part, numbers in indices.items()})
@@ -362,7 +362,7 @@ def read_episodes(
             feature = dataset.features[columns.source]
             names = feature.label_numbers(part, columns) or feature.number_names
             columns.require_scale(part, [names[index] for index in indices[part]] if names else [])
-    # The mapping may state the success, or name the feature that records it. Otherwise, the usual feature is read.
+    # The mapping may state the success, or name the feature that records it. By default, `next.success` is read.
     success_source = mapping.episode.success
     if isinstance(success_source, str):
         dataset.require_feature(success_source, "episode.success")
@@ -373,7 +373,7 @@ def read_episodes(
     instructions = read_instructions(dataset.folder)
     for index, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
         if wanted is None or index in wanted:
-            # The episode may lack frames, so yield an error instead.
+            # Yield the error of an episode that may lack frames.
             if isinstance(frames, DamageError):
                 yield frames
                 continue
@@ -435,7 +435,7 @@ def _read_episode(
         raise ValueError("'timestamp' has a value that is not a finite number")
     is_even = _are_even(stamps_s, frame_index, dataset.fps)
     step_s = 1 / dataset.fps
-    # Median interval of the time stamps, in control steps.
+    # Median interval of the time stamps, in control steps (1 / fps).
     interval_steps = float(np.median(np.diff(stamps_s))) / step_s if len(stamps_s) > 1 and not is_even else 1.0
     if interval_steps > _MAX_STEPS or (not is_even and (stamps_s == frame_index).all()):
         problem = f"the interval of time stamps is {interval_steps * step_s:.6g}"
@@ -475,7 +475,7 @@ def _read_episode(
         else:
             indices, names = cast(list[int], picks[part]), dataset.features[columns.source].number_names
             values = numbers[:, indices] * columns.scale
-            # The names are kept for checks of joints; names that the mapping gives are checked already.
+            # Keep the names for checks of joints, except names from the mapping, which have been checked.
             if names and columns.names is None:
                 number_names = tuple(names[index] for index in indices)
         is_single = "float" in str(frames[columns.source].type)  # pyarrow calls float32 `float`
@@ -500,9 +500,9 @@ def _read_episode(
 
 
 def _are_even(stamps_s: Floats, frame_index: NDArray[np.int64], fps: float) -> bool:
-    # Returns whether stamps are `frame_index` / fps plus a constant, up to 1 % of a frame or the rounding of stamps.
-    # Stamps may be rounded to float32 (to 8 ms, if they count from the start of a dataset of 100,000 s) or to ms.
-    with np.errstate(over="ignore", invalid="ignore"):  # implausibly large stamps
+    # Returns whether stamps [s] are `frame_index` / fps plus a constant, within 1 % of a frame or the stamps' rounding.
+    # Stamps may be rounded to ms or to float32. After 100,000 s, float32 rounds a stamp to 8 ms.
+    with np.errstate(over="ignore", invalid="ignore"):  # stamps may be implausibly large
         single = stamps_s.astype(np.float32)
         deviation = np.abs((stamps_s - stamps_s[0]) * fps - (frame_index - frame_index[0])).max()
         rounding_s = np.spacing(np.abs(single).max()) if (single == stamps_s).all() else 0.0

@@ -54,7 +54,7 @@ def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Ite
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers of a feature or of a message: all numbers, or those chosen by name or index."""
+    """Numbers of a feature or of a message: all numbers, or the numbers that the mapping chooses by name or index."""
 
     source: str = msgspec.field(name="from")
     field: str | None = None  # field of a message, such as `pose.position`; None = the default of the part
@@ -72,9 +72,9 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         torques, unless the mapping explains this by `scale` or `unit`.
         """
         # `names` are the names of the numbers, or [].
-        # A found unit is a pair: the word for the unit ("" = none), and the unit's factor to `base` ("" = unknown).
+        # A unit found in names is a pair: its word ("" = none), and its factor to `base` ("" = unknown).
         base = {"wrench": "N", "torque": "N m"}.get(part.partition(".")[0])
-        if base is None:  # other parts have no unit
+        if base is None:  # other parts of a record have no unit
             return
         texts = [*names]
         # If the field or the source says torques, `q1` is the name of a joint, not of its position.
@@ -95,8 +95,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not factor:
             stated = f'`unit = "{base}"` if the numbers were measured in {base}'
             remedy = f"Under [{part}], write the factor to {base} as `scale`, or {stated}."
-        # A `scale` may include a gear ratio.
-        # But `scale` must be above 1 if the named unit is larger than `base`, and below 1 if it is smaller.
+        # `scale` may include a gear ratio, so it need not equal the unit's factor.
+        # `scale` must be above 1 if the named unit is larger than `base`, and below 1 if the unit is smaller.
         size = abs(self.scale)
         is_open = (size - 1) * (float(factor) - 1) <= 0 if factor else not self.states_unit
         if unit and is_open:
@@ -110,18 +110,18 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     field: str | None = None
     frame: str | None = None  # the child frame to read, if messages have child frames
     into: str | None = msgspec.field(name="in", default=None)  # the frame into which transforms convert the pose
-    # Indices of x, y, z. None = the names of the numbers give them, or there are only three numbers.
+    # Indices of x, y, z. None = found by the names of the numbers, or there are only three numbers.
     position: tuple[Count, Count, Count] | None = None
     quaternion: tuple[Count, Count, Count, Count] | None = None  # indices of the quaternion; None = found by name
     quaternion_order: Literal["wxyz", "xyzw"] | None = None  # order of the quaternion; None = the order in the names
     rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = found by name
-    # Representation of the rotation. None = the representation in the names or, without one, a quaternion.
+    # Representation of the rotation. None = the representation in the names; a quaternion if the names give none.
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Order of the axes of `rpy`: lower case for fixed axes, upper case for axes that turn with the body."""
-    # Unit of the angles. None = the unit in the names or, without one, radians of at most a full turn.
+    # Unit of the angles. None = the unit in the names; if the names give none, radians of at most a full turn.
     angle_unit: Literal["rad", "deg"] | None = None
-    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in names such as `x_mm`; m without such a unit
+    unit: Literal["m", "cm", "mm"] | None = None  # None = the unit in names such as `x_mm`; m if names give none
 
     @property
     def states_unit(self) -> bool:
@@ -156,12 +156,12 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             is_found = self.position is None
             owner_doubt = naming.find_owner_doubt(part, names, layout.position, label) if is_found else ""
         except ValueError as question:
-            # The error's text is a question, such as `which numbers are x, y, z?`. Suggest lines that answer it.
+            # The error asks, for example, `which numbers are x, y, z?`. Suggest lines for the mapping.
             listed_numbers = ", ".join(f"{index} {name}" for index, name in enumerate(names)) or f"0 to {size - 1}"
             suggested = [] if str(question) == naming.OTHER_ROTATION else naming.suggest_pose(names, size)
             if not suggested and " x, y, z of " in str(question):  # the names are those of a different object
                 suggested = [f"position = {naming.FILL_IN}  # indices of x, y, z, from 0"]
-            if not suggested:  # names or keys in the mapping contradict each other
+            if not suggested:  # the names, or keys in the mapping, contradict each other
                 listed_numbers = f"The numbers are: {escape_controls(listed_numbers)}."
                 remedy = f"{listed_numbers} Correct the names, or the keys that contradict them."
                 refuse_field(f"{self.source!r}: {question}", remedy, part)
@@ -171,10 +171,9 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             introduction = f"The numbers are: {escape_controls(listed_numbers)}. Add these lines to the mapping:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([introduction, *lines]), part)
         layout = layout._replace(doubt="; ".join(filter(None, [layout.doubt, owner_doubt])))
-        self.factor_m(part, layout.unit)  # raises an error if the unit is unknown or contradicts the mapping
+        self.factor_m(part, layout.unit)  # raises an error for an unknown or contradictory unit
         if layout.form in ("rpy", "rotvec"):
-            # The unit of angles comes from the mapping, the names of the numbers or the field.
-            # Otherwise, it is radians.
+            # The unit of angles comes from the mapping, the names of the numbers or the field. The default is radians.
             named_unit = layout.angle_unit or naming.find_unit([self.field or ""], naming.ANGLE_UNITS)
             if named_unit:
                 _require_unit(part, "angle_unit", named_unit, self.angle_unit, ("rad", "deg"))
@@ -193,7 +192,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _require_unit(part, "unit", named_unit, self.unit, tuple(SCALES_M))
         else:
             self._refuse_unclear_unit(part, "unit", naming.LENGTH_UNITS, tuple(SCALES_M))
-        # Here, the mapping's unit is None, equals the unit in the names, or replaces a doubtful unit in the names.
+        # From here on, the mapping's unit is None, equals the names' unit, or replaces a doubtful unit in the names.
         return SCALES_M[self.unit or named_unit or "m"]
 
     def _refuse_unclear_unit(self, part: str, key: str, units: Collection[str], known: Sequence[str]) -> None:
@@ -207,7 +206,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def arrange(self, numbers: Floats, layout: naming.PoseLayout, part: str) -> Floats:
         """Convert numbers [n, size] to poses: x, y, z [m], then w, x, y, z (if known). May raise `RecordError`."""
         # `layout` has the indices of the pose's numbers. `part` is the name of the table in the mapping, for errors.
-        # The errors are an unclear unit, implausible angles, and numbers that are not a rotation.
+        # Errors are raised for an unclear unit, implausible angles, and numbers that are not a rotation.
         position, rotation = numbers[:, layout.position], numbers[:, layout.rotation]
         position = position * self.factor_m(part, layout.unit)
         angle_unit = self.angle_unit or layout.angle_unit
@@ -219,7 +218,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             refuse_field(problem, 'Write `angle_unit = "deg"`; or "rad", if the angles are in radians.', "angle_unit")
         if layout.form == "matrix":
             rotation = naming.require_rotations(rotation, part)
-        elif layout.form in ("6d", "6d_rows"):  # the third column or row follows from the other two
+        elif layout.form in ("6d", "6d_rows"):  # complete the matrix by its third column or row
             third = np.cross(rotation[:, :3], rotation[:, 3:])
             rotation = naming.require_rotations(np.hstack([rotation, third]), part)[:, :6]
         elif layout.form == "quaternion":
@@ -261,7 +260,7 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Torques of the arm's joints in N·m, and their limits."""
 
     limits_nm: tuple[Positive, ...] | None = None
-    unit: Literal["N m"] | None = None  # confirms that the numbers are torques; some drivers publish currents
+    unit: Literal["N m"] | None = None  # confirms torques, since some drivers publish currents
 
 
 class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -270,12 +269,12 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tare: tuple[float, float, float] | None = None
     """Force without contact [N] (less the tool's weight if `mass_kg` is given); None = measured at rest."""
     unit: Literal["N"] | None = None  # confirms that the numbers are forces in N, even if a name suggests another unit
-    tare_s: Positive = 1.0  # the tare is the mean over the first interval [s] of this length in which the hand is still
+    tare_s: Positive = 1.0  # length [s] of the still interval whose mean force is the tare
     mass_kg: Positive | None = None  # mass of the tool beyond the sensor; the tool's weight is subtracted from forces
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number that is between the bounds (or, without bounds, is 1) while the gripper holds something."""
+    """The number that shows the grip: between the bounds (without bounds: 1) while the gripper holds something."""
 
     holds_above: float | None = None
     holds_below: float | None = None
@@ -288,7 +287,7 @@ class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Facts that the log lacks: about all its episodes or, if the mapping lists trials, about one trial."""
+    """Facts that the log lacks: about one trial if the mapping lists trials, otherwise about all episodes."""
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
@@ -301,8 +300,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
     embodiment: str | None = None  # the robot's name, which selects torque limits; None = as in the dataset
     target: str | None = None  # the body that the task moves; None = the first body with the role target
-    # Topic whose messages become records. None = the topic of the hand.
-    # Without a hand, the pose (or else any part) with the most messages gives the topic.
+    # Topic whose messages become records. None = the topic of the hand's pose.
+    # If no hand is mapped, the default is the topic of the pose (or else of any part) with the most messages.
     clock: str | None = None
     # Start of a trial [s] since the first message, or since 1970 if the number is 1e8 or more. None = no limit.
     start_s: float | None = None
@@ -340,8 +339,8 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # ROS distribution for the types that a recording does not define; None = the recording's distribution.
     ros_distro: str | None = None
     # Log times are converted to the clock's time base.
-    # Header stamps are used if they differ by at most this limit [s] from converted log times.
-    max_latency_s: Positive | None = None  # None = 0.05, or up to 1 with a warning if messages may be late
+    # Limit [s] on the difference between header stamps and converted log times. Stamps beyond the limit are not used.
+    max_latency_s: Positive | None = None  # None = 0.05 s, or up to 1 s (with a warning) if messages may be late
     arms: Mapping[str, ArmColumns] = {}  # arm -> its parts; empty if there is only one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
@@ -349,7 +348,7 @@ class LogMapping(ArmColumns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sources(self) -> dict[str, AnyColumns]:
         """Return the name of each mapped part, such as `eef`, `eef.ARM` or `bodies.NAME` -> the part's source."""
-        # Suffix of a part's name -> the object with the part's source: ".left" -> an arm; "" -> this mapping.
+        # Suffix of a part's name -> the object with the part's source. ".left" maps to an arm, and "" to this mapping.
         # `OF_ARMS` has the names of the attributes with the sources of parts.
         owner_by_suffix: dict[str, object] = {f".{arm}": columns for arm, columns in self.arms.items()} or {"": self}
         parts = {
@@ -391,7 +390,7 @@ def read_mapping(path: Path) -> LogMapping:
             raise ValueError(f"target {target!r} is not a body with role target; bodies with this role: {listed}")
         for name, grip in mapping.columns_of("gripper").items():
             assert isinstance(grip, GripColumns)
-            # The gripper holds something at numbers between the bounds, so this range must not be empty.
+            # The gripper holds something at numbers between the bounds, so the range must not be empty.
             if not grip.bounds[0] < grip.bounds[1]:
                 raise ValueError(f"in [{name}], holds_above must be below holds_below")
         for name, columns in mapping.sources.items():
@@ -494,7 +493,7 @@ _INTERNAL_FIELDS = ("arms", "trials")
 def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
     """Convert msgspec's path of an invalid value to the path in the file, such as `bodies.cup`."""
     # `tree` is the content of the file, with arms and trials already moved to their keys.
-    # In msgspec's path, `[...]` replaces the name of a table, so search for the first invalid table.
+    # In msgspec's path, `[...]` replaces the name of a table. So validate each table to find the first invalid one.
     key, has_table_name, inner_path = path.partition("[...]")
     inner_path = inner_path.removeprefix(".")
     struct = {"bodies": BodyColumns, "arms": ArmColumns}.get(key) if has_table_name else None
@@ -506,13 +505,13 @@ def _path_in_file(path: str, tree: Mapping[str, Any]) -> str:
             # A table such as [eef.left] in the file is `arms[...].eef` in msgspec's path.
             part, _, field = inner_path.partition(".") if key == "arms" else ("bodies", "", inner_path)
             return ".".join(filter(None, (part, escape_controls(name), field)))
-    # The file calls trials `episode`.
+    # In the file, the key of the trials is `episode`, not `trials`.
     return f"episode{path.removeprefix('trials')}" if path.startswith("trials") else path
 
 
 def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
     """Return `tree` with the tables of several arms, such as [eef.left], moved to the key `arms`. Modifies `tree`."""
-    # If a part's table only has tables, the part has arms. Otherwise, the table itself maps the part of a single arm.
+    # If a part's table contains only tables, each is for an arm. Otherwise, the table is for the only arm.
     if "arms" in tree:
         raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
     arms: dict[str, dict[str, object]] = {}
@@ -527,8 +526,8 @@ def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
 
 def _require_consistent_arms(mapping: LogMapping) -> None:
     # Raises an error if arms have different parts, or if two arms or two bodies read the same numbers.
-    # Also raises an error if there is only one arm, or if a table of a robot with arms does not name its arm.
-    # If the mapping gives no indices for a part, ("by name",) or (None,) replaces the indices of its numbers.
+    # Raises an error if the mapping names only one arm, or if a table of a robot with several arms names no arm.
+    # Without indices, compare ("by name",) for poses, and (None,), which means all numbers, for other parts.
     require_own_numbers({
         name: ((columns.source, columns.field, columns.frame), columns.stated or ("by name",))
         for name, columns in mapping.sources.items()

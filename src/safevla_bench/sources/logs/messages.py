@@ -1,4 +1,4 @@
-"""Extraction of numbers, poses, transforms and trial marks from the messages of a recording, in file order."""
+"""Extract numbers, poses, transforms and trial marks from the messages of a recording, in file order."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _SAMPLE_NUMBERS = 4  # memory overhead of a message, as a count of numbers in th
 _MAX_NORM_DEVIATION = 10e-3  # tf2 ignores a transform whose squared quaternion norm differs from 1 by more than this
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256  # maximum number of values of a message that are searched for a pose
-# Location of the pose in a message; "" = the whole message. The types of the messages are, in this order:
-# geometry_msgs/Pose; PoseStamped; PoseWithCovarianceStamped and nav_msgs/Odometry; TransformStamped.
+# Field of a message that holds the pose; "" = the whole message. The fields occur in these ROS types, in this order:
+# Pose; PoseStamped; PoseWithCovarianceStamped and Odometry; TransformStamped.
 _POSE_LOCATIONS = ("", "pose", "pose.pose", "transform")
 # Fields whose numbers are never part of a pose, such as the offset in a MultiArray. Indices in a mapping skip them.
 _UNCOUNTED_FIELDS = ("header", "timestamp", "stamp", "layout")
@@ -67,7 +67,7 @@ class Taker:
     rows: array[float] = field(default_factory=lambda: array("d"))
     width: int = 0
     latched: bool = False
-    fields: str = ""  # the fields of the first message without any wanted field
+    fields: str = ""  # field names of the first message that lacks the wanted fields
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
         """Add a message's numbers. Raises `RecordError` if the count of numbers changes, or if memory is exhausted."""
@@ -100,7 +100,7 @@ class Taker:
         return self.numbers
 
     def note_fields(self, message: Any) -> None:
-        """Store the field names of the first message without any wanted field, for error messages."""
+        """Store the field names of the first message that lacks all wanted fields, for error messages."""
         # Messages of ROS are objects with attributes; a message without attributes is described by its type.
         named = (str(name) for name in getattr(message, "__dict__", ()) if not str(name).startswith("__"))
         self.fields = self.fields or ", ".join(named) or type(message).__name__
@@ -123,15 +123,14 @@ class MarkTaker(Taker):
     def require_clear(self) -> None:
         # A mark is a message that begins or ends a trial. `others` are the marks that are not Booleans.
         # Raises `RecordError` if no mark begins a trial, or if it is unclear whether every mark does.
-        # Marks (numbers or texts) are unclear if each second mark may end a trial.
-        # This is so if they are 0 and 1, or two texts, or if every second mark is the same.
+        # Numbers or texts are unclear if every second mark may end a trial: 0 and 1, two texts, or equal second marks.
         if not any(self.rows):
             remedy = "Name another topic as `marker`, or write start_s and end_s for each [[episode]]."
             found = f"all messages on {self.topic} are false" if self.rows else f"there is no message on {self.topic}"
             refuse_field(f"{found}, so no trial begins", remedy, self.part)
         marks = set(self.others)
         is_pair = marks == {0, 1} or (len(marks) == 2 and all(isinstance(mark, str) for mark in marks))
-        # `others[k::2]` is every second mark; a repetition shows only in four or more marks.
+        # `others[k::2]` has every second mark. Fewer than four marks do not show a repetition.
         if is_pair or (len(marks) > 1 and len(self.others) > 3 and 1 in {len(set(self.others[k::2])) for k in (0, 1)}):
             names = [escape_controls(str(mark)[:_LONGEST_NAME]) for mark, _ in Counter(self.others).most_common(3)]
             problem = f"{self.topic} holds marks such as {', '.join(names)}: it is unclear which of them begin trials"
@@ -145,9 +144,9 @@ class NumberTaker(Taker):
 
     columns: Columns = field(kw_only=True)
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names in a message -> indices to read
-    size: int = 0  # count of numbers in the last message
-    frame: str = ""  # the frame that the first message with numbers names; "" = none
-    has_efforts: bool = False  # True if the numbers are the field `effort`, which the mapping does not name
+    size: int = 0  # count of numbers in the previous message
+    frame: str = ""  # frame of the first message; "" = no frame
+    has_efforts: bool = False  # True if the numbers are from the default field `effort`
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Add a message if it has any mapped number. Raises `RecordError` if the message does not fit the mapping."""
@@ -163,7 +162,7 @@ class NumberTaker(Taker):
             refuse_field(problem, "Publish all numbers in every message, or choose them by `names`.", self.part)
         self.size = len(numbers)
         # `seen` maps the names in a message to the indices of the numbers to read; [] if the mapping names no numbers.
-        # So these indices are found only once for all messages with the same names.
+        # Messages with the same names share the indices in `seen`.
         if names not in self.seen:
             self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
             repeated = [name for name in columns.names or () if names.count(name) > 1]
@@ -181,14 +180,13 @@ class NumberTaker(Taker):
             if columns.names is None and len(self.seen) > 1:
                 listed = "; ".join(", ".join(joint_names) for joint_names in self.seen)
                 refuse_field(f"the joints differ between messages: {listed}", "Choose joints by `names`.", self.part)
-        # Read the numbers with these names.
-        # Without names, read the numbers at the mapping's indices. Without indices, read all.
+        # Read the named numbers; without names, the numbers at the mapping's indices; without indices, all numbers.
         indices = self.seen[names] or columns.index or range(len(numbers))
         try:
             # An index of -1 means that the message lacks the name; null in JSON is None.
             row = [math.nan if index < 0 or numbers[index] is None else float(numbers[index]) for index in indices]
         except (LookupError, TypeError, ValueError) as error:
-            # Find the cause: a text; a list or object instead of a number (TypeError); or an index that is too large.
+            # Find the cause: a text or (TypeError) a list or object instead of a number, or an index that is too large.
             text = next((number for number in numbers if isinstance(number, str)), "")
             if text:
                 remedy = "In the mapping, name a topic of numbers or Booleans."
@@ -206,12 +204,12 @@ class NumberTaker(Taker):
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
         # Returns the names of a message's numbers (() = no names), and their values.
         # Reads the field that the mapping gives.
-        # Otherwise, reads the first of the usual fields of the part that the message has.
+        # Without such a field, reads the first field in `_FIELDS_OF_PART` that the message has.
         # Values may also be text or None.
         # `self.columns` is the mapping's table: `names` are the names of the numbers to read, `index` their indices.
         part = self.part.partition(".")[0]
         locations = _FIELDS_OF_PART[part] if self.columns.field is None else (self.columns.field,)
-        # The values of the fields that exist, in order of preference.
+        # The values of the fields that exist in the message, in order of preference.
         candidates: list[Any] = [_get_field(message, location) for location in locations]
         candidates = [value for value in candidates if value is not None]
         if part == "gripper":
@@ -228,14 +226,14 @@ class NumberTaker(Taker):
         names: tuple[str, ...] = tuple(map(str, name)) if is_list else ()
         if values is None and part == "wrench" and self.columns.field is None:
             # The forces may be fields such as `fx`, `fy` and `fz`.
-            members = getattr(message, "__dict__", {})  # JSON may be a list or a number
+            members = getattr(message, "__dict__", {})  # a JSON message may be a list or a number
             fields = {field: value for field, value in members.items() if isinstance(value, int | float)}
             if find_forces([*fields]):
                 return tuple(fields), [*fields.values()]
         if values is None:
             self.note_fields(message)
             return (), []
-        if part == "wrench":  # `field` may name the whole wrench, also with its header
+        if part == "wrench":  # `field` may name the whole wrench, with or without its header
             values = getattr(values, "wrench", values)
             values = getattr(values, "force", values)
         # Values may be an object (name -> number), a vector with fields x, y, z, an array, a list or a single number.
@@ -246,7 +244,7 @@ class NumberTaker(Taker):
         if isinstance(values, np.ndarray):
             values = values.tolist()
         numbers = [values] if np.isscalar(values) else [*values]
-        if numbers and len(names) != len(numbers):  # so it is unknown which name belongs to which number
+        if numbers and len(names) != len(numbers):  # the names do not match the numbers
             if self.columns.names is not None or (names and self.columns.index is None):
                 remedy = f"There are {len(names)} names and {len(numbers)} numbers; choose numbers with `index`."
                 refuse_field("the counts of names and numbers differ in a message", remedy, self.part)
@@ -259,8 +257,8 @@ class NumberTaker(Taker):
 
     def find_order(self) -> tuple[str, ...]:
         """Return the names of the numbers in order; () if the mapping gives names, or if the messages have no names."""
-        names = next(iter(self.seen), ()) if self.columns.names is None else ()  # of the first message
-        # Indices that are read: those of the mapping, or those of the forces; [] or None = all.
+        names = next(iter(self.seen), ()) if self.columns.names is None else ()  # names in the first message
+        # Indices of the numbers to read, from the mapping or for the forces; [] or None = all numbers.
         indices = self.columns.index or self.seen.get(names)
         return tuple(names[index] for index in indices) if names and indices else names
 
@@ -278,10 +276,10 @@ class NumberTaker(Taker):
             if self.fields:
                 hint = f"The message has: {self.fields}."
             remedy = f"Write the location of the numbers as `field`. {hint}"
-            if self.fields in ("list", "int", "float", "str", "bool", "NoneType"):  # JSON without fields
+            if self.fields in ("list", "int", "float", "str", "bool", "NoneType"):  # a JSON message without fields
                 remedy = f"Map a topic whose messages are objects with fields; those of {self.topic} are {self.fields}."
             refuse_field("no message has the mapped numbers", remedy, self.part)
-        # The default field of joint states says that the numbers are torques.
+        # Numbers from the default field `effort` of joint states are torques.
         columns = msgspec.structs.replace(self.columns, field="effort") if self.has_efforts else self.columns
         columns.require_scale(self.part, self.columns.names or self.find_order())
 
@@ -292,12 +290,12 @@ class PoseTaker(Taker):
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)  # name of a frame -> its number in `frames`
+    frame_names: dict[str, int] = field(default_factory=dict)  # name of a parent frame -> the frame's index
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False  # True if a message had a known pose
     has_turn: bool = False  # True if a message had an orientation
     # Index, log time and stamp of the messages before the first known pose.
-    # When this pose shows how many numbers a row has, each of these messages gets a row of NaN.
+    # The first known pose gives the number of columns; then each message before it gets a row of NaN.
     unknown_marks: array[int] = field(default_factory=lambda: array("q"))
     layout: PoseLayout | None = None  # indices of the pose's numbers in a row; None = the message has pose fields
     names: tuple[str, ...] = ()
@@ -325,7 +323,7 @@ class PoseTaker(Taker):
                     self.budget.spend(_SAMPLE_NUMBERS)
                     self.unknown_marks.extend((order, log_ns, _read_stamp(entry)))
                     continue
-                if self.unknown_marks:  # the first known pose gives the width; each message has three integers
+                if self.unknown_marks:  # one row of NaN per message; `unknown_marks` has three integers per message
                     self.width = len(pose)
                     self.rows.extend([math.nan] * (self.width * len(self.unknown_marks) // 3))
                     self.marks.extend(self.unknown_marks)
@@ -333,9 +331,9 @@ class PoseTaker(Taker):
                 self.add(entry, order, log_ns, pose)
 
     def _find_pose(self, message: Any) -> list[float]:
-        # Returns x, y, z, w, x, y, z; or, with a `layout`, all numbers of the message. NaN = unknown.
+        # Returns position xyz and quaternion wxyz or, with a `layout`, all numbers of the message. NaN = unknown.
         # Sets `has_pose` if it finds a pose, and `has_turn` if the pose has an orientation.
-        # If names or indices give the pose, sets both, and at the first such message stores `layout` and `names`.
+        # If names or indices give the pose, sets both flags. The first such message also sets `layout` and `names`.
         # Try the usual locations of a pose, such as `pose.pose`, or only the one that the mapping gives as `field`.
         for location in _POSE_LOCATIONS if self.columns.field is None else (self.columns.field,):
             pose = _get_field(message, location)
@@ -348,7 +346,7 @@ class PoseTaker(Taker):
                     problem = f"the messages of {self.topic} have fields for position and orientation"
                     remedy = "Leave out the indices and `rotation_form`, or name the field with the numbers as `field`."
                     refuse_field(f"{problem}, so indices do not apply", remedy, self.part)
-                # If the mapping expects numbers, but this location has no orientation, go on to the numbers.
+                # If the mapping expects numbers, ignore a position without orientation, and search the numbers below.
                 if not is_stated:
                     self.has_pose = True
                     self.has_turn = self.has_turn or hasattr(orientation, "w")
@@ -393,19 +391,19 @@ class PoseTaker(Taker):
         if self.layout is None or names == self.names:
             return False
         entries, first_entries = _find_entries(names), _find_entries(self.names)
-        # The lists, such as `bodies`, that the mapped numbers come from.
+        # The lists in the message, such as `bodies`, that contain mapped numbers.
         lists = {owner for index in self.layout.places for owner in _find_entries([self.names[index]])}
         # Compare the largest index of each list now and in the first message.
         return any(
-            # Only a complete list (0, 1, 2, …) in the first message has a known length.
+            # A list's length is known only if the first message has all its indices (0, 1, 2, …).
             owner in entries and max(entries[owner]) < max(first_entries[owner]) == len(first_entries[owner]) - 1
             for owner in lists
         )
 
     def _has_unread_orientation(self, pose: Any, orientation: Any) -> bool:
         # Returns whether a pose with a position may have an orientation that is not in fields w, x, y, z.
-        # If so, the caller finds the pose by the names of its numbers.
-        if self.layout is not None:  # an earlier message had such an orientation
+        # For such an orientation, the caller finds the pose by the names of its numbers.
+        if self.layout is not None:  # an earlier message was read by the names of its numbers
             return True
         if self.has_turn or hasattr(orientation, "w"):  # poses of this topic have an orientation in fields
             return False
@@ -415,8 +413,7 @@ class PoseTaker(Taker):
     @property
     def read_numbers(self) -> Floats:
         # Returns the numbers of the pose in each message, in the log's units.
-        # `layout` has the indices of these numbers.
-        # If the messages have pose fields, `layout` is None, and the result is [m, 7].
+        # `layout` has the indices of the pose's numbers; None = messages have pose fields, and the result is [m, 7].
         return self.numbers if self.layout is None else self.numbers[:, self.layout.places]
 
     def convert(self, numbers: Floats) -> Floats:
@@ -483,8 +480,8 @@ class TransformTree:
                 taker.add(entry, order, log_ns, row)
 
     def list_stamps(self, static: bool = False) -> dict[str, Stamps]:
-        """Return `transforms of FRAME` -> times of the transforms, for child frames that move or change."""
-        # With `static`, list the static frames whose transforms differ. Otherwise, list the moving frames.
+        """Return `transforms of FRAME` -> times, for child frames that move or have differing static transforms."""
+        # If `static`, list the static frames whose transforms differ. Otherwise, list the moving frames.
         # Each taker stores the transforms of one frame; `latched` is true if the frame is static.
         takers = [taker for taker, _ in self._edges.values() if taker.latched == static]
         return {taker.topic: taker.stamps for taker in takers if not static or np.ptp(taker.numbers, axis=0).any()}
@@ -495,9 +492,9 @@ class TransformTree:
         # Each taker stores the transforms of one frame; `latched` is true if the frame is static.
         edges = {}
         for child, (taker, parents) in self._edges.items():
-            time_ns, chosen = np.arange(1), np.array([-1])  # a static frame whose transforms are all equal
-            # The times of a moving frame must not repeat.
-            # In a static frame, if times are equal, the last transform counts.
+            time_ns, chosen = np.arange(1), np.array([-1])  # static, never changed: the last transform
+            # For a moving frame, keep one transform per time.
+            # For a static frame, keep all transforms; if times are equal, the last transform counts.
             if taker.topic in times:
                 time_ns = times[taker.topic].time_ns
                 chosen = np.argsort(time_ns, kind="stable")
@@ -511,7 +508,6 @@ class TransformTree:
 @lru_cache
 def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
     # Returns whether the names give one position, and other numbers that may be an orientation.
-    # The result is cached, since most messages of a topic have the same names.
     positions = find_positions(names)
     return len(positions) == 1 and may_have_rotation(names, positions[0])
 
@@ -519,7 +515,7 @@ def _names_may_have_rotation(names: tuple[str, ...]) -> bool:
 def _iterate_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     # Yields (dotted name, number) for each number in a message or in its field `name`; "" = the message itself.
     # None becomes NaN, and a Boolean 0 or 1. Texts are skipped.
-    # The items of a list of three in a field have the names x, y, z; the items of other lists have their index.
+    # Three numbers in a list are named x, y, z. The items of any other list are named by their index.
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
@@ -587,18 +583,18 @@ def _read_stamp(message: Any) -> int:
     stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
     stamp = _first_field(message, "timestamp", "stamp") if stamp is None else stamp
     try:
-        # `operator.index` accepts integers only, since floats would be rounded.
+        # Use `operator.index`, which accepts only integers, because a product of floats would be rounded.
         return operator.index(stamp.sec) * 10**9 + operator.index(stamp.nanosec)
     except (AttributeError, TypeError):
         pass
     if isinstance(stamp, str | float | int):
         return _parse_stamp(str(stamp))
-    # Other spellings, as in Protobuf and in JSON of ROS 1; seconds may be a float.
+    # Read other names for the seconds, as in Protobuf and in JSON of ROS 1. The seconds may be a float.
     seconds = _first_field(stamp, "sec", "secs", "seconds")
     if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         return 0
     nanoseconds = _first_field(stamp, "nanosec", "nsec", "nsecs", "nanos", "nanoseconds")
-    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # a product of floats would be rounded
+    return int(Decimal(str(seconds)).scaleb(9)) + int(nanoseconds or 0)  # Decimal does not round
 
 
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")

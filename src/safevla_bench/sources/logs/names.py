@@ -1,7 +1,7 @@
 """Finds the numbers of a pose by their names, and converts rotations to quaternions wxyz.
 
 A name is split into words. Some words give the kind of quantity and the axis, as in `ee_quat_x`, `orientation.w`, `QX`
-and `posZ`. All other words, such as `left`, form the group. `decide_pose` raises an error if the names are ambiguous.
+and `posZ`. All other words, such as `left`, are its group. `decide_pose` raises an error if the names are ambiguous.
 
 Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
 103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
@@ -33,7 +33,7 @@ _KIND_OF_PREFIX |= dict.fromkeys("vfdwag", "other")
 # `_UNITS_AFTER_AXES` maps words that are units only after an axis or after the word for a position.
 # If a number's name has a word in `_SCALARS`, the number is not part of a pose.
 # `_FORCE_UNITS` maps words for units of forces and torques to the unit's factor, as text.
-# A force or torque whose name has a word in `_UNMEASURED` is not a measured one.
+# A force or torque whose name has a word in `_UNMEASURED` was not measured.
 # `_OWNERS` maps words for the hand to `hand`, and words that name no object to "".
 _KINDS, _SCALARS, _UNITS, _UNITS_AFTER_AXES, _FORCE_UNITS, _UNMEASURED, _OWNERS = (
     {word: meaning for meaning, words in table.items() for word in words.split()}
@@ -46,8 +46,8 @@ _ROTVEC_PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 class PoseLayout(NamedTuple):
     """Indices of a pose's numbers: position x, y, z, and rotation (w, x, y, z if its `form` is `quaternion`).
 
-    `doubt` is a sentence on a convention that the names only imply; "" = none. `unit` and `angle_unit` are units in
-    names.
+    `doubt` is a warning about a convention that the names only imply; "" = none. `unit` and `angle_unit` are units in
+    the names; "" = none.
     """
 
     position: tuple[int, ...]
@@ -63,8 +63,8 @@ class PoseLayout(NamedTuple):
         return self.position + self.rotation
 
 
-_Group: TypeAlias = frozenset[str]  # the words of a name that do not give a kind of quantity or an axis
-# The end of a name may be a unit, as in `fx_N` and `torque_x [N·m]`; the first group is the axis.
+_Group: TypeAlias = frozenset[str]  # words of a name, except those for a quantity or axis
+# Pattern for the end of a name: an axis (first group) and perhaps a unit, as in `fx_N` and `torque_x [N·m]`.
 _FORCE_END = r"([xyz])(?:[\W_]+[km]?n(?:[\W_]*[cm]?m)?[\W_]*|[\W_]+(?:kg|lb|oz)f?[\W_]*)?$"
 _FORCE_PATTERN = rf"(?:^|[^a-z])f(?:orces?)?[^a-z]*{_FORCE_END}"
 
@@ -72,12 +72,12 @@ _FORCE_PATTERN = rf"(?:^|[^a-z])f(?:orces?)?[^a-z]*{_FORCE_END}"
 class _NamedSet(NamedTuple):
     group: _Group
     kind: str
-    axes: dict[str, list[int]]  # axis -> indices of the numbers in the set for this axis
+    axes: dict[str, list[int]]  # axis -> indices of the numbers for this axis
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
         """Return one index per axis, in the order of `wanted` or of axis numbers; () unless each axis has one index."""
         # `axes` maps each axis to the indices of its numbers.
-        # Axes are letters, or numbers as in `rot6d_0` (then `wanted` does not apply).
+        # Axes are letters or, as in `rot6d_0`, numbers. `wanted` applies only to letters.
         is_numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if is_numbered else list(wanted)
         is_complete = set(order) == set(self.axes) and all(len(indices) == 1 for indices in self.axes.values())
@@ -86,33 +86,33 @@ class _NamedSet(NamedTuple):
 
 def _split_words(name: str) -> list[str]:
     # Return the lower-case words of a name: left, hand, pos, 6d for `leftHand_pos6d`.
-    # A word ends at a capital letter, at a digit and at any other sign; `6d` is one word, and so is a sign for degrees.
+    # A word ends before a capital letter, a digit or a sign. `6d` is one word, and so is a sign for degrees.
     text = _plain(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
     text = re.sub(r"(milli|centi|deci|micro|nano|kilo)[\W_]+(?=met|rad|deg)", r"\1", text)  # as in `MilliMeters`
     return re.findall(r"6d|[^\W\d_]+|\d+|[°˚]", text)
 
 
 def _find_sign(name: str) -> str:
-    # Returns "-" if the name gives the negative number, as in `-x`; "" otherwise, as in `left-x`.
+    # Returns "-" if the name means a negated number, as in `-x`; "" otherwise, as in `left-x`.
     return "-" if re.search(r"(^|\.)\s*[-−]\s*\w", name) else ""
 
 
 def _plain(name: str) -> str:
-    # Returns the name in lower case. Wide letters, and signs for several letters such as `㎜`, become plain letters.
+    # Returns the name in lower case. Full-width letters, and signs such as `㎜`, become ordinary letters.
     return re.sub("[\u3300-\u33ff\uff01-\uff5e]", lambda sign: unicodedata.normalize("NFKC", sign[0]), name).lower()
 
 
-DOUBTFUL_UNITS = ("in", "ft")  # these words may also be a preposition, a body part or a force-torque sensor
+DOUBTFUL_UNITS = ("in", "ft")  # `in` may be a preposition; `ft`, a foot or force-torque
 _NO_LENGTHS = ("pixel", "tick", "percent", "normalized", "m/s", "mph", "km/h")
 _SMALL_UNITS = ("m", "cm", "mm", "um", "nm", "inch", "dm", "thou", "angstrom")
 LENGTH_UNITS = (*_SMALL_UNITS, "km", "yd", "mi", "hm", *DOUBTFUL_UNITS, *_NO_LENGTHS)
 ANGLE_UNITS = ("rad", "deg", "mrad", "urad", "mdeg", "gon", "arcmin", "arcsec", "rev", "deg/s", "rpm")
-# The text in brackets at the end of a name, unless this text is a number.
+# Pattern for the text in brackets at the end of a name, unless this text is a number.
 _BRACKETS = r"[\[(]([^\[\]()]*[^\d\W_][^\[\]()]*|[%‰'\"′″]+)[\])]\W*$"
 
 
 def find_unit(names: Iterable[str], known: Collection[str]) -> str:
-    """Return the unit of `known` that is in the names, as in `x_mm`, or unknown words in brackets, as in `x [foo]`.
+    """Return the unit in `known` that the names contain, as in `x_mm`, or unknown words in brackets, as in `x [foo]`;
     "" = none. Raises `ValueError` if units differ.
     """
     name_units: set[str] = set()  # the units in each name, "" for a name without a unit
@@ -122,7 +122,7 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
         for previous, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
             unit = _UNITS.get(word, "")
             # In `x_in_base`, the word `in` is not a unit.
-            # Such a word is a unit only after an axis, and only at the end or before another axis.
+            # Words such as `in` are a unit only after an axis, and only at the end or before another axis.
             if _may_precede_unit(previous) and (not following or following in _AXES):
                 unit = unit or _UNITS_AFTER_AXES.get(word, "")
             # In `m1_x_mm`, `m1` is the name of an object. Numbers in `m/s` are not positions.
@@ -132,7 +132,7 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
         if match and {*_UNITS, *_UNITS_AFTER_AXES, *_AXES}.isdisjoint(_split_words(match[1])):
             units.append(match[1])
         elif match and units and re.search(r"\d", match[1]) and not units[-1].endswith("/s"):
-            units = [match[1]]  # with a factor, as in `x [0.1 mm]`
+            units = [match[1]]  # the unit has a factor, as in `x [0.1 mm]`
         name_units.update(units or [""])
     if len(name_units) > 1:
         question = "which unit do the numbers have? Their names give several units"
@@ -141,8 +141,8 @@ def find_unit(names: Iterable[str], known: Collection[str]) -> str:
 
 
 def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
-    """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). Words
-    for other quantities count, such as `pos`. ("", "") = N, N·m or no unit. Raises `ValueError` if units differ.
+    """Return the word for a unit in the names of forces or torques, and its factor to N or N·m ("" = unknown). `pos`
+    and the like are unknown units. ("", "") = N, N·m or no unit. Raises `ValueError` if units differ.
     """
     names = [*names]
     words_in_names = [*filter(None, map(_find_sign, names)), *chain(*map(_split_words, names))]
@@ -150,7 +150,7 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
         return not_measured, ""
     # In `tau_q1`, the joint is called q1.
     texts = [re.sub(r"(tau|torques?|efforts?)[\W_]*q(?![^\W\d_])", r"\1", _plain(name)) for name in names]
-    # Words in brackets that all names share are a unit, such as `[foo]`. A number there, as in `[0.1 N]`, is a factor.
+    # If all names share a text in brackets, such as `[foo]`, it is a unit, perhaps with a factor, as in `[0.1 N]`.
     brackets = {match[1].strip() if (match := re.search(_BRACKETS, text)) else "" for text in texts}
     shared = brackets.pop() if len(brackets) == 1 else ""
     if re.search(r"\d", shared):
@@ -162,7 +162,7 @@ def find_force_unit(names: Iterable[str]) -> tuple[str, str]:
         words = [*re.findall(r"[\[(]\w[\])]|[^\W\d_]+|%", text)]
         last = next((word for word in reversed(words) if word not in _AXES), "")
         # `_FORCE_UNITS` maps words to factors, as text. Words with "?" count only at the end of a name.
-        # For example, the first word in `current_state` and `LB_hip` is not a unit.
+        # For example, `current` and `LB` are not units in `current_state` and `LB_hip`.
         known = [word for word in words if word in _FORCE_UNITS and (word == last or "?" not in _FORCE_UNITS[word])]
         pairs = [first + second for first, second in pairwise(words) if first + second in _FORCE_UNITS]
         unit = (pairs or known or [shared])[0]
@@ -194,11 +194,11 @@ def _may_precede_unit(word: str) -> bool:
 
 
 def find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence[int] = ()) -> tuple[str, str]:
-    """Return the units of position and angles in the names; "" = none. Raises `ValueError` if they are unclear."""
-    # They are unclear if names give several units, or if a position without a rotation has a unit of angles.
+    """Return the units of position and angles in the names; "" = none. Raises `ValueError` if units are unclear."""
+    # Units are unclear if names give several units, or if a position without a rotation has a unit of angles.
     position_names = [names[index] for index in position if index < len(names)]
     rotation_names = [names[index] for index in rotation if index < len(names)]
-    angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)  # such as `rad`, or `rad/s` for a rate
+    angle_unit = "" if rotation else find_unit(position_names, ANGLE_UNITS)  # such as `rad`; `rad/s` is a rate
     if angle_unit.partition("/")[0] in ANGLE_UNITS:
         raise ValueError(f"which unit does the position have? The names say {angle_unit!r}")
     return find_unit(position_names, LENGTH_UNITS), find_unit(rotation_names, ANGLE_UNITS)
@@ -207,7 +207,7 @@ def find_units(names: Sequence[str], position: Sequence[int], rotation: Sequence
 def _parse_name(name: str) -> tuple[_Group, str, str]:
     # Returns the group (all words that give no kind or axis), the kind of quantity and the axis; "" = none.
     # The kinds are position, rotation, euler, the keys of `SIZES`, and "other" for numbers that are not part of a pose.
-    # LeRobot gives these names to a rotation vector; otherwise, `wx` would be an angular velocity.
+    # In LeRobot, `ee.wx` is part of a rotation vector. In any other name, `wx` is an angular velocity.
     if match := re.fullmatch(r"(.*[._])?ee\.w([xyz])", name):
         return _parse_name(match[1] or "")[0], "rotvec", match[2]
     words = _split_words(name)
@@ -226,19 +226,19 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
             axis = _AXES.get(word, axis + word if axis.isdecimal() else word)
         elif word_kind is None:
             group.add(word)
-        # The last word with a kind decides, unless any word has the kind "other".
+        # The last word that has a kind gives the kind of the name; but if any word has the kind "other", it is "other".
         kind = "other" if "other" in (kind, word_kind) else word_kind or kind
     return frozenset(group), kind, axis
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
     """Return the numbers whose names give an axis, as one set for each group and kind of quantity."""
-    # The group is a name's other words, such as `left`. Numbers without an axis are left out.
+    # The group of a name is its words without a kind or axis, such as `left`. Numbers without an axis are left out.
     axes_by_set: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE_PATTERN, name.lower()) for name in names)
     for index, name in enumerate(names):
         group, kind, axis = _parse_name(name)
-        # Next to forces, names that end in `tx`, `ty` or `tz` are torques, not translations.
+        # If other names are forces, names that end in `tx`, `ty` or `tz` are torques, not translations.
         is_torque = has_forces and re.search(f"t{_FORCE_END}", name.lower())
         if axis and kind != "other" and not is_torque:
             axes_by_set.setdefault((group, kind), {}).setdefault(axis, []).append(index)
@@ -263,7 +263,7 @@ def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
 
 def find_arms(names: Sequence[str]) -> tuple[str, ...]:
     """Return the words that name arms, such as `left` and `right`; () unless each position has a different word."""
-    # Sets of numbers that are a complete position; the group of a set has the other words of the names.
+    # The sets of numbers that are a complete position. The group of a set has words such as `left`.
     positions = [named for named in _group_names(names) if named.kind == "position" and named.find_places("xyz")]
     groups = [position.group for position in positions]
     words = tuple(dict.fromkeys(word for group in groups for word in group))
@@ -286,16 +286,16 @@ def decide_pose(
     euler: str = "xyz",
     arm: str = "",
 ) -> PoseLayout:
-    """Return which numbers form the pose. The names of the numbers give the indices that are not arguments.
+    """Return which numbers form the pose. Indices that are not arguments are found by the names of the numbers.
 
     `order` of a quaternion is wxyz or xyzw; `euler` is the order of the axes of `rpy`. Three unnamed numbers are x, y,
     z. If names contain `arm`, only numbers with such names are used. Raises `ValueError` if the pose is ambiguous.
     """
     # `names` are the names of the `size` numbers, or []. `position` and `rotation` are indices that the mapping states.
     # `form` is a key of `SIZES`. None means that the mapping does not state a value.
-    # The text of an error is a question to the user.
-    # Find the pose among the numbers of this arm, by the names of these numbers and without stated indices (None).
-    # Convert the indices among these numbers to indices among all numbers.
+    # The text of an error asks the user a question.
+    # Find the pose among the numbers of this arm, by their names. The arguments None mean no indices in the mapping.
+    # Convert the indices among the arm's numbers to indices among all numbers.
     arm_indices = [index for index, name in enumerate(names) if has_word(name, arm)] if arm else []
     if arm_indices:
         # Leave out the arm's word, since an arm may be called `r`, which is also a word for a rotation.
@@ -312,7 +312,7 @@ def decide_pose(
         problem = f"the mapping uses the indices {used} of {size} numbers"
         raise ValueError(f"{problem}; count from 0, and use each index once")
     is_size_plain = size == 3 or (size == 3 + rotation_size and (form or order))
-    if position is None and not names and is_size_plain:  # x, y, z, then the rotation (if any)
+    if position is None and not names and is_size_plain:  # the numbers are x, y, z, then the rotation (if any)
         position, rotation = range(3), rotation or range(3, size) or None
     is_by_name = position is None
     if position is None:
@@ -321,12 +321,12 @@ def decide_pose(
             lacking = f"Positions in the names: {len(positions) or 'none'}" if names else "The numbers have no names"
             raise ValueError(f"which numbers are x, y, z? {lacking}")
         position = positions[0]
-        # Names such as `a`, `b` and `c` may be a rotation, so ask.
+        # Names such as `a`, `b` and `c` may be a rotation, so ask the user.
         if rotation is None and (open_rotation := _find_open_rotation(names)):
             raise ValueError(open_rotation.question)
     if rotation is None:
-        # A group is a name's other words, such as `left`.
-        # If the names of the position give one group, the rotation must have this group.
+        # The group of a name is its words without a kind or axis, such as `left`.
+        # If the names of the position have one group, the names of the rotation must have the same group.
         groups = {_parse_name(names[index])[0] for index in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         layout = _find_rotation(names, tuple(position), group, form, order, euler, is_by_name=is_by_name)
@@ -339,9 +339,9 @@ def decide_pose(
         needed = f"A {form or 'quaternion'} has {rotation_size} numbers, not {len(rotation)}"
         raise ValueError(f"which form does the rotation have? {needed}")
     own_rotations = _own_rotations(names, position)
-    # The names give an orientation with the words of the position, but the mapping states different numbers.
-    # This is allowed only if the stated numbers can be the same orientation in a different form.
-    # The count of stated numbers must then differ, and the names of the stated numbers must not mean a rotation.
+    # The names may give an orientation for the position that differs from the numbers in the mapping.
+    # The mapping's numbers are accepted only if they can be the same orientation in a different form.
+    # The two forms must differ in the count of numbers, and the mapping's numbers must not be named like a rotation.
     is_other = any(len(own) == len(rotation) for own in own_rotations) or any(
         not named.isdisjoint(rotation) for named in _named_indices(names) if named not in own_rotations
     )
@@ -393,10 +393,9 @@ def _find_rotation(
     is_by_name: bool,
 ) -> PoseLayout:
     # Returns the layout of a position and the rotation whose names match. If no rotation matches, the layout has none.
-    # A set with at least three axes may be the rotation if it has the position's group, or if its names have no group.
-    # A set has the numbers of one kind and group, by axis.
-    # `group` are the other words in the position's names, such as `left`.
-    # `form`, `order` and `euler` are what the mapping states, as in `decide_pose`.
+    # The rotation is a set of numbers with at least three axes. Its names have the position's group or no group.
+    # `group` has the position's words without a kind or axis, such as `left`.
+    # `form`, `order` and `euler` are the mapping's values, as in `decide_pose`.
     # `is_by_name` is true if the names gave the position, and false if the mapping gave it.
     rotations = []
     for named_set in _group_names(names):
@@ -408,8 +407,8 @@ def _find_rotation(
         if not shared:  # the rotation shares no number with the position
             rotations.append(named_set)
     own_rotations = _own_rotations(names, position)
-    # `own` are the rotations whose names have the same words for an object as the names of the position.
-    # `matching` are the rotations that may belong to the position.
+    # `own` has the rotations whose names have the same words for an object as the position's names.
+    # `matching` has the rotations that may belong to the position.
     own = [named_set for named_set in rotations if {*chain(*named_set.axes.values())} in own_rotations]
     matching = [
         named_set
@@ -417,15 +416,15 @@ def _find_rotation(
         if named_set.group == group or not any(_object_words(names[k]) for k in chain(*named_set.axes.values()))
     ]
     if not is_by_name and (own or not (form or order)):
-        # If the mapping states the position, an orientation certainly belongs to it only if both have the same words.
+        # If the mapping gives the position, an orientation belongs to it only if the names of both have the same words.
         is_open = (matching and not group) or _hides_rotation(names, position)
         doubt = _NO_ORIENTATION if is_open and not own else ""
         if not own:
             return PoseLayout(position, doubt=doubt, unit=find_units(names, position)[0])
         matching = own
     if not is_by_name and not own:
-        # The mapping states a rotation's form or order.
-        # Rotations whose names have the words of another position are left out.
+        # The mapping states a rotation's form or order, so there must be a rotation.
+        # Leave out rotations whose names have the object words of another position.
         taken = [
             _words_of(names, indices) for indices in _named_indices(names, "position") if indices.isdisjoint(position)
         ]
@@ -434,11 +433,11 @@ def _find_rotation(
         ]
     if len({named_set.group for named_set in matching}) > 1:
         raise ValueError("which rotation belongs to the position? The names give several")
-    if is_by_name and rotations and not matching:  # a position that the mapping states may have no orientation
+    if is_by_name and rotations and not matching:  # if the mapping gives the position, there may be none
         raise ValueError("which rotation belongs to the position? The names give only rotations of other objects")
     if not matching:
         return PoseLayout(position, unit=find_units(names, position)[0])
-    # Prefer a set whose kind is the given form. Names such as `rx` only give axes, so such a set fits any form.
+    # Prefer a set of numbers whose kind is the given form. Names such as `rx` give only axes, so they fit any form.
     stated_kind = (form or "").removesuffix("_rows")
     named_set = min(
         matching,
@@ -454,10 +453,10 @@ def _find_rotation(
         raise ValueError(f"is rotation_form {form!r}? The names give a {given}")
     if kind == "rpy" and named_set.axes.keys() == {*"xyz"}:
         _require_every_axis(euler)
-    # The indices in the order of the form; () if the set is incomplete.
+    # The indices in the order of the form's axes; () if an axis is missing.
     indices = named_set.find_places({"quaternion": "wxyz", "rpy": euler.lower()}.get(kind, "xyz"))
     if kind == "quaternion" and len(indices) == 4:
-        # A quaternion's order in the log is the order of the indices. The mapping must not state a different order.
+        # The names give the order of the quaternion in the log. The mapping must not state a different order.
         axis_of_index = {index: axis for axis, axis_indices in named_set.axes.items() for index in axis_indices}
         ascending = tuple(sorted(indices))
         indices = _order_quaternion(ascending, "".join(axis_of_index[index] for index in ascending), order)
@@ -487,7 +486,7 @@ def _object_words(name: str) -> frozenset[str]:
     return frozenset(
         word
         for word in words
-        # Words such as `target` or `wrist` have the kind "other", but they also name an object.
+        # Keep words such as `target` or `wrist`, which have the kind "other", but also name an object.
         if not (
             _may_precede_unit(word)
             or _KINDS.get(word, "other") not in ("", "other")
@@ -504,7 +503,7 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], s
     own_words = {word for name in own for word in _split_words(name)}
     kind, _, label = part.partition(".")
     wanted = _HAND_WORDS if kind == "eef" else frozenset(_split_words(label))
-    # An arm's name and a number, as in `left_x` and `x0`, name no other object.
+    # The name of an arm and a number, as in `left_x` and `x0`, are not the names of objects.
     objects = {word for name in own for word in _object_words(name) if not word.isdecimal()}
     objects -= {label, *_OWNERS} - _HAND_WORDS
     # The names fit the hand if they name no object.
@@ -514,7 +513,7 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], s
         is_clear = True
     if not own or wanted & own_words or (kind == "eef" and is_clear):
         return ""
-    # The axes of numbers that are a position of the part, except words such as `wrist` and `target`.
+    # Other names may be a position of the part if words such as `wrist` and `target` are ignored.
     others = (name for name in names if name not in own and wanted & {*_split_words(name)})
     parsed = (_parse_name(" ".join(word for word in _split_words(name) if word not in wanted)) for name in others)
     is_elsewhere = {*"xyz"} <= {axis for _, name_kind, axis in parsed if name_kind in ("", "position")}
@@ -524,27 +523,27 @@ def find_owner_doubt(part: str, names: Sequence[str], position: Sequence[int], s
 
 
 def _words_of(names: Sequence[str], indices: Iterable[int]) -> set[frozenset[str]]:
-    # Returns the different sets of object words that occur in the names at `indices`.
+    # Returns the words that name objects, as one set for each name at `indices`, without duplicates.
     return {_object_words(names[index]) for index in indices if index < len(names)}
 
 
 def _named_indices(names: Sequence[str], kind: str = "") -> Iterator[set[int]]:
-    # Yields the indices of each set of three or more axes whose names mean this kind; "" = any kind except position.
+    # Yields the indices of each set of numbers with three or more axes whose names mean `kind`; "" = not a position.
     for named_set in _group_names(names):
         if len(named_set.axes) > 2 and (named_set.kind == kind if kind else named_set.kind != "position"):
             yield {*chain(*named_set.axes.values())}
 
 
 def _own_rotations(names: Sequence[str], position: Sequence[int]) -> list[set[int]]:
-    # Returns the indices of each rotation outside the position whose names have the position's object words.
+    # Returns the indices of each rotation whose names have the same words for an object as the position's names.
     words = _words_of(names, position)
     rotations = (indices for indices in _named_indices(names) if indices.isdisjoint(position))
     return [indices for indices in rotations if _words_of(names, indices) == words]
 
 
 def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    # Returns whether a name with the position's object words means a rotation, but is left out due to such a word.
-    # An example is `wrist_qx` next to `wrist_x`: `wrist` marks numbers that are usually not part of a pose.
+    # Returns whether a word for an object in the position's names hides a rotation.
+    # For example, next to `wrist_x`, `wrist_qx` is a rotation, although `wrist` usually marks numbers of other kinds.
     words = _words_of(names, position)
     hidden = (name for name in names if _parse_name(name)[1] == "other" and _object_words(name) in words)
     rests = (" ".join(word for word in _split_words(name) if word not in _object_words(name)) for name in hidden)
@@ -552,11 +551,11 @@ def _hides_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
 
 
 def may_have_rotation(names: Sequence[str], position: Sequence[int]) -> bool:
-    """Return whether numbers outside the position may be an orientation. They may if one of the names means a rotation,
-    or if at least three names give no quantity, since an orientation has at least three numbers.
+    """Return whether numbers outside the position may be an orientation: if one of their names means a rotation, or if
+    at least three names give no quantity, since an orientation has at least three numbers.
     """
     other_names = [name for index, name in enumerate(names) if index not in position]
-    # (group of other words, kind) of each name outside the position, except names that belong to another position.
+    # (group, kind) of each name outside the position, except names of another position.
     parsed = [
         (group, kind) for group, kind, axis in map(_parse_name, other_names) if not (axis and kind in ("", "position"))
     ]
@@ -573,11 +572,11 @@ def _last_words(names: Sequence[str]) -> list[str]:
 
 
 class _OpenRotation(NamedTuple):
-    # Three numbers whose names may mean a rotation. The user must decide.
+    # Three numbers whose names may mean a rotation. The user must decide whether they are a rotation.
     words: tuple[str, ...]  # last words of the three names
     question: str
     meaning: str
-    settings: tuple[str, ...]  # lines for the mapping if it is a rotation
+    settings: tuple[str, ...]  # lines for the mapping if the three numbers are a rotation
 
 
 _OPEN_ROTATIONS = (
@@ -598,11 +597,11 @@ _OPEN_ROTATIONS = (
 
 def _find_open_rotation(names: Sequence[str]) -> _OpenRotation | None:
     # Returns the kind of rotation that three names may mean, such as `a`, `b`, `c`; None if there is none.
-    # Each word must end exactly one name.
-    # The words do not mean a rotation if other names are a rotation or rates, or if a name ends in `d`.
+    # Each of the three words, such as `a`, must be the end of exactly one name.
+    # Three names do not mean a rotation if other names are a rotation or rates, or if a name ends in `d`.
     last_words = _last_words(names)
     has_rotation = any(len(named.axes) > 2 for named in _group_names(names) if named.kind != "position")
-    # Rates are numbers such as `gyro_x` or `wx`. Names such as `ax` do not count, since they are the question here.
+    # Rates are numbers such as `gyro_x` or `wx`. `ax` is not a rate here, since it may be part of a rotation vector.
     has_rates = any(
         kind == "other" and axis and word[0] != "a"
         for word, (_, kind, axis) in zip(last_words, map(_parse_name, names), strict=True)
@@ -633,7 +632,7 @@ def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bo
 
     rows = values.reshape(len(values), -1, 3) if form == "matrix" else values
     if form.startswith("6d"):
-        first, second = np.hsplit(values, 2)  # two columns or rows; the third is their cross product
+        first, second = np.hsplit(values, 2)  # the third column or row is a cross product
         rows = np.stack([first, second, np.cross(first, second)], axis=2 if form == "6d" else 1)
     is_known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
     if rows.ndim == 3:
@@ -661,9 +660,9 @@ def require_rotations(matrices: Floats, part: str) -> Floats:
     deviations = np.abs(known @ known.transpose(0, 2, 1) - np.eye(3)).max(axis=(1, 2), initial=0.0)
     determinants = np.linalg.det(known)
     # The product of a rotation matrix and its transpose is the identity, and its determinant is 1.
-    # Deviations from the identity of up to 0.2 (`_MATRIX_SLACK`) are allowed, and determinants from 0.9 on.
+    # The product may differ from the identity by 0.2 (`_MATRIX_SLACK`); the determinant must be at least 0.9.
     is_invalid = (deviations > _MATRIX_SLACK) | (determinants < _MIN_DETERMINANT)
-    # A few bad matrices are unknown poses; if most are bad, the indices or the form are probably wrong.
+    # A matrix that is not a rotation is an unknown pose. If most are bad, the indices or form are probably wrong.
     if 2 * is_invalid.sum() > len(known):
         first = int(is_invalid.argmax())
         reason = "its rows are not orthogonal unit vectors"
@@ -688,7 +687,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     """Return the indices of a wrench's forces x, y, z. Raises `ValueError` if names and size do not determine them."""
     if forces := find_forces(names):
         return forces
-    # Three numbers are the forces if they have no names, or if the names only give axes and no different quantity.
+    # Three numbers are the forces if they have no names, or if the names give only axes.
     is_other = any(
         says_torque(name)
         or not (re.search("f(?:orces?)?[^a-z]*[xyz]|force|wrench", name.lower()) or _parse_name(name)[1] == "")
@@ -707,7 +706,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
 def require_quaternions(quaternions: Floats, part: str) -> None:
     """Raise `RecordError` if the median norm of quaternions [n, 4], except unknown and zero ones, is far from 1."""
     # The norm is far from 1 if it differs by more than 0.5, `_NORM_SLACK`.
-    with np.errstate(over="ignore"):  # a norm may be infinite
+    with np.errstate(over="ignore"):  # a norm may overflow to infinity
         norms = np.linalg.norm(quaternions[np.isfinite(quaternions).all(axis=1)], axis=1)
     norms = norms[norms > 0]  # a quaternion of zeros means an unknown orientation
     if len(norms) and abs(np.median(norms) - 1) > _NORM_SLACK:
@@ -727,22 +726,22 @@ def suggest_pose(names: Sequence[str], size: int) -> list[str]:
         decide_pose(names, size)
         return []
     except ValueError as question:
-        if "unit" in str(question):  # only a change of the names can resolve the ambiguity
+        if "unit" in str(question):  # no line in the mapping resolves ambiguous units
             return []
         positions, problem = find_positions(names), str(question)
     lines = []
-    # Six or seven unnamed numbers are x, y, z and a rotation, so only the rotation is in question.
+    # Six or seven unnamed numbers are x, y, z and a rotation, so the mapping needs lines only for the rotation.
     if len(positions) != 1 and (names or size not in (6, 7)):
         choices = ", from 0"
         if positions:
             choices = f": {' or '.join(str(list(indices)) for indices in positions)}"
         lines.append(f"position = {FILL_IN}  # indices of x, y, z{choices}")
     # Kind of quantity -> largest number of axes in a set of this kind.
-    # If the names give several rotations, none is suggested.
+    # If the names give several rotations, do not suggest any of them.
     axes_of_kind: dict[str, int] = {}
     for named_set in [] if "which rotation" in problem else _group_names(names):
         axes_of_kind[named_set.kind] = max(len(named_set.axes), axes_of_kind.get(named_set.kind, 0))
-    # Kinds with at least three axes, which may be a rotation. The kind `turn` is a rotation in an unknown form.
+    # The kinds of quantities that may be a rotation have at least three axes. `turn` is a rotation in an unknown form.
     kinds = {kind for kind, axes in axes_of_kind.items() if axes > 2}
     if positions and (open_rotation := _find_open_rotation(names)):
         indices = [_last_words(names).index(word) for word in open_rotation.words]

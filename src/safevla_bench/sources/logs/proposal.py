@@ -1,4 +1,4 @@
-"""Proposes a mapping for a log, as text to save. Guesses are marked; the user fills in unknown values.
+"""Proposes a mapping for a log, as text that the user saves and completes.
 
 `FILL IN` marks a value that the user must enter; until then, the mapping is rejected. `CHECK` marks a guess.
 """
@@ -53,13 +53,13 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
     arms: tuple[str, ...] = ()  # names of arms, from the first source that has any
     for source in sources:
         arms = arms or find_arms(source.names)
-    # Sources that are named like a hand come first. If there are none, the first pose is mapped to the hand.
+    # Map sources that are named like a hand first. If there are none, map the first pose to the hand.
     for source in sorted(sources, key=lambda candidate: not _is_named_like_hand(candidate)):
         part = _guess_part(source, mapped_parts)
         if part:
             mapped_parts.add(part)
             is_guess = part == "eef" and not _is_named_like_hand(source)
-            # The first pose of a log is only a guess for the hand.
+            # If no source is named like a hand, the first pose of the log is only a guess.
             question = "  # CHECK: is this the pose of the hand?" if is_guess else ""
             for table, arm_source, number_lines in _split_by_arm(part, source, arms):
                 head = ["", f"[{table}]", f"from = {quote_toml(source.name)}{question}"]
@@ -68,7 +68,7 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
 
 
 def _is_named_like_hand(source: FoundSource) -> bool:
-    # Names such as `tcp_pose` or `end_effector`.
+    # Returns whether the source has the name of a hand's pose, such as `tcp_pose` or `end_effector`.
     return re.search(_NAME_PATTERNS["eef"], source.name.lower()) is not None
 
 
@@ -83,7 +83,7 @@ def _split_by_arm(
     for arm in arms:
         names = [name for name in source.names if has_word(name, arm)]
         if not names:
-            # No name has the arm's word, so the user must choose the numbers.
+            # No number has the arm's word in its name, so the user must choose the numbers.
             yield f"{part}.{arm}", source, [f"index = {FILL_IN}  # numbers of {arm}"]
             continue
         # `suggest_pose` lists the numbers of a hand's position and orientation, so `names` is not needed.
@@ -93,7 +93,7 @@ def _split_by_arm(
 
 def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
     # Returns the part of the mapping that the type and name of a source suggest; "" = none.
-    # Each part is mapped once, except bodies: further poses become `bodies.NAME`. `mapped_parts` are already mapped.
+    # Each part is mapped once. Further poses become `bodies.NAME`. `mapped_parts` are already mapped.
     if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
         return ""
     # Topics have a message type (`kind`). Features of datasets have no type, but may have names of their numbers.
@@ -102,7 +102,7 @@ def _guess_part(source: FoundSource, mapped_parts: set[str]) -> str:
     # The ROS types JointState and Wrench are more reliable than the name of the topic.
     if "JointState" in source.kind or "Wrench" in source.kind:
         guess = "wrench" if "Wrench" in source.kind else "torque"
-    # A list of transforms may have any frames.
+    # A list of transforms counts as a pose, since it may contain any frame.
     # A pose belongs to the hand if the source's name means a hand, or if it is the first pose.
     if "TFMessage" in source.kind or (is_pose and guess != "action"):
         guess = "eef" if guess == "eef" or (is_pose and "eef" not in mapped_parts) else "bodies"
@@ -125,10 +125,10 @@ def _suggest_lines(part: str, source: FoundSource, robot: str | None) -> Iterato
             yield from suggest_pose(source.names, source.size) if source.size else ()
         case "torque":
             known_robot = find_robot(robot or "")
-            if source.kind or source.size == 0:  # a topic, whose joints are not known yet
+            if source.kind or source.size == 0:  # the joints of a topic are unknown before messages are decoded
                 yield '# names = ["joint1", "joint2"]  # CHECK: without names, all joints are read, even the gripper'
             yield "scale = 1.0  # CHECK: factor to N m"
-            # Published limits are used for a known robot, unless the robot publishes currents as efforts.
+            # For a known robot, the default is the published limits, unless the robot publishes currents as efforts.
             if known_robot is None or not known_robot.limits_nm or known_robot.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
             if known_robot is not None and known_robot.effort_is_current:

@@ -33,8 +33,8 @@ class Recording:
 
 
 def find_recordings(path: Path) -> tuple[Recording, ...]:
-    """Return the recordings at a path: a file, a rosbag2 folder, or a folder of files and of rosbag2 folders.
-    Return () if there are none. Raises `RecordError` if a part of a recording is missing, or if two have one name.
+    """Return the recordings at a path: a file, a rosbag2 folder, or a folder of files and of rosbag2 folders. Return ()
+    if there are none. Raises `RecordError` if a part of a recording is missing, or if two have the same name.
     """
     if path.is_file():
         return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()
@@ -44,7 +44,7 @@ def find_recordings(path: Path) -> tuple[Recording, ...]:
         return (_read_rosbag2(path),)
     folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)]
     bags = [folder for folder in folders if (folder / METADATA).is_file()]
-    # Files in the folder itself, then the bags in subfolders. A subfolder without metadata is only reported.
+    # Read files in the folder itself, then the bags in subfolders. Warn of a subfolder without metadata.
     all_recordings = (*_join_split_files(_list_parts(path)), *map(_read_rosbag2, bags))
     unread = [folder.name for folder in folders if folder not in bags and _list_parts(folder)] if all_recordings else []
     if unread:
@@ -84,7 +84,7 @@ def _part_key(path: Path) -> tuple[str, int, str]:
 
 def _read_rosbag2(folder: Path) -> Recording:
     # Returns the recording in a folder of rosbag2: the files that metadata.yaml lists, sorted by number.
-    # Other files of the recording are added. Raises `DamageError` if listed files are missing.
+    # Adds files of the recording that metadata.yaml does not list. Raises `DamageError` if listed files are missing.
     place = Place(file=str(folder / METADATA))
     present_parts = _list_parts(folder)
     info: dict[str, Any] = {}
@@ -94,11 +94,11 @@ def _read_rosbag2(folder: Path) -> Recording:
         tree = YAML(typ="safe", pure=True).load(read_input(folder / METADATA, 1 << 22))
         info = {**tree["rosbag2_bagfile_information"]}
         listed_names = [PurePosixPath(name).name for name in info["relative_file_paths"]]
-    except Exception as error:  # the metadata is damaged, but the other files may suffice
+    except Exception as error:  # without valid metadata, use the names of the files
         listed_names = []
         problem = f"cannot be used ({type(error).__name__}); the recording's files are joined by their numbers"
         warn_once(str(place.file), problem)
-    # The metadata may name a compressed file without the suffix for compression.
+    # The metadata may name a compressed file without its suffix `.zstd`.
     part_by_name = {path.stem: path for path in present_parts} | {path.name: path for path in present_parts}
     if missing := [name for name in listed_names if name not in part_by_name]:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
@@ -119,7 +119,7 @@ def _read_rosbag2(folder: Path) -> Recording:
     if ignored := [path.name for path in present_parts if path not in (*parts, *unlisted_parts)]:
         named = ", ".join(ignored[:_MOST_NAMED])
         warn_once(str(place.file), f"does not list {named}, which is not read; name this file to read it")
-    if is_numbered or not listed_names:  # files with different names keep the metadata's order
+    if is_numbered or not listed_names:  # keep the metadata's order of files with different names
         parts = sorted((*parts, *unlisted_parts), key=_part_key)
     if not listed_names and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("the files have several formats", remedy="Keep only one recording's files.", place=place)
@@ -137,7 +137,7 @@ def _are_of_one_recording(one: Path, other: Path) -> bool:
 def _join_split_files(files: Sequence[Path]) -> Iterator[Recording]:
     # Yields a recording for each file, or for several numbered files that follow each other. `files` must be sorted.
     parts: list[Path] = []
-    for path in (*files, None):  # None after the last file completes the last recording
+    for path in (*files, None):  # the final None completes the last recording
         if path is not None and parts and _is_continuation(parts[-1], path):
             parts.append(path)
             continue
@@ -161,9 +161,9 @@ def _is_continuation(before: Path, after: Path) -> bool:
     if stem == before.parent.resolve().name and _part_key(after)[1] == number + 1:
         return True
     try:
-        # Other files are one recording if the second begins when the first ends.
+        # Outside a rosbag2 folder, two files are one recording if the second begins when the first ends.
         first, second = scan_topics((before,)), scan_topics((after,))
-    except RecordError:  # reading the messages later raises this error again
+    except RecordError:  # ignore: reading the messages later raises the error again
         return False
     if first.first_ns is None or second.first_ns is None:  # a file without messages
         return False
@@ -174,7 +174,7 @@ def scan_topics(parts: Sequence[Path]) -> Topics:
     """Return the topics of the files of a recording, and the times of its first and last message. Raises `RecordError`
     if the reader is not installed, or a file is damaged or too large.
     """
-    # All messages are read for their times, but none is kept, since no topic is wanted.
+    # Read all messages for their times. No message is kept, since no topic is wanted.
     topics = Topics(())
     for path in parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):

@@ -32,7 +32,7 @@ from safevla_recorder.episode import Bools, EpisodeArrays, Floats, add_header_fi
 _MAX_DEVIATION_STEPS = 1e-2
 _MOST_LATE = 10  # warn if more than 1 in 10 instants is left out at the start
 # Limits for warnings about a pose: its distance from the origin, and the deviation of its quaternion's norm from 1.
-# A jump to the origin is reported from `_JUMP_M` on.
+# A jump to the origin is reported only if it is longer than `_JUMP_M` [m].
 # Repeated poses are reported only if the pose changed more than `_FEW_RUNS` times.
 _FAR_M, _NORM_SLACK, _JUMP_M, _FEW_RUNS = 10.0, 0.05, 0.05, 5
 
@@ -95,10 +95,10 @@ def drop_zero_turns(values: Floats, columns: mappings.AnyColumns, warn: Callable
     """Return poses [n, 7] as [n, 3] if all quaternions are zero or unknown, as from trackers without orientation."""
     # `values` are the numbers of any part, [n, k], and `columns` is the part's table in the mapping.
     # `warn` logs a sentence.
-    # Any other numbers are returned unchanged.
+    # Numbers that are not poses with an orientation are returned unchanged.
     if not isinstance(columns, mappings.PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
-    if not np.nan_to_num(values[:, :3]).any():  # nothing is known, not even a position
+    if not np.nan_to_num(values[:, :3]).any():  # the positions are zero or unknown, too
         return values
     warn("the orientation is left out, since it is zero or unknown throughout")
     # A position of zeros without an orientation means that tracking failed.
@@ -113,7 +113,7 @@ def build_episode(
 
     Raises `RecordError` if there would be no record, if success is unknown, if torques lack limits, or if data are bad.
 
-    A clock time becomes a record if all mapped parts of the robot are known; time stamps show gaps. The first
+    A clock time becomes a record if all mapped parts of the robot are known then; time stamps show the gaps. The first
     record comes after every tracked body has been seen: displacement, height and tilt are relative to record 0.
     """
     # `series` (below) has the numbers of each part at the chosen instants, which become the n records.
@@ -127,17 +127,17 @@ def build_episode(
         for name in mapping.columns_of(part):
             _require_width(name, episode.series[name], size)
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
-    # Times since the first record. Records get time stamps unless they are evenly spaced.
+    # Records get time stamps if the times since record 0 are not evenly spaced.
     is_even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _MAX_DEVIATION_STEPS
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
     body_index = {name: index for index, name in enumerate(bodies)}
-    # Bodies with unknown poses in some records, and bodies with orientations.
+    # `partly_unknown` has the bodies with unknown poses in some records; `oriented`, the bodies with orientations.
     partly_unknown = {name: body for name, body in bodies.items() if not body.known.all()}
     oriented = {name: body for name, body in bodies.items() if body.values.shape[1] == 7}
     action = series.get("action")
     hand_poses = [series[name].values for name in mapping.columns_of("eef")]
     have_orientation = [pose.shape[1] == 7 for pose in hand_poses]
-    mappings.require_own_numbers({  # moving parts with identical positions read the same numbers
+    mappings.require_own_numbers({  # if moving parts have equal positions, they read the same numbers
         name: ((columns.source,), [series[name].values[:, :3].tobytes()])
         for name, columns in mapping.sources.items()
         if isinstance(columns, mappings.PoseColumns) and np.ptp(series[name].values[:, :3], axis=0).any()
@@ -217,14 +217,14 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     for name, samples in episode.series.items():
         if not name.startswith("bodies."):
             is_usable &= samples.known
-    # The first instant by which every part and body has been known; bodies that are never known do not count.
+    # The first instant by which each part and body has been known at least once, except those never known.
     first_complete = max((int(samples.known.argmax()) for samples in episode.series.values()), default=0)
     chosen = np.flatnonzero(is_usable & (np.arange(len(is_usable)) >= first_complete))
     if not len(chosen):
         remedy = "Map topics that overlap in time."
         raise RecordError("the mapped parts are never known at the same time", remedy=remedy, place=place)
     label = f"{episode.file}: {episode.name}"
-    # Warn about instants that are left out: first about later ones with unknown parts, then about many at the start.
+    # Warn about instants after record 0 that are left out, and about many left-out instants at the start.
     skipped_count = int((~is_usable[chosen[0] :]).sum())
     if skipped_count:
         problem = f"clock times left out, since a part of the robot is unknown then: {skipped_count}"
@@ -257,7 +257,7 @@ _CHANNELS_OF_PART = {  # part of the mapping -> channels of a record
 
 def _mark_single_precision(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
     # Returns `extra`, with an entry that lists the record's channels (arrays) that the log stores as float32.
-    # The names of parts, without the name of the arm or body: `eef` for `eef.left`.
+    # The names of parts without the arm's or body's name, such as `eef` for `eef.left`.
     parts = {name.partition(".")[0] for name, samples in episode.series.items() if samples.is_single}
     channels: list[str] = []
     for part, part_channels in _CHANNELS_OF_PART.items():
@@ -271,7 +271,7 @@ def _assign_to_records(samples: Series, chosen: NDArray[np.int64]) -> tuple[Floa
     is a row for each message since record 0 and a row for the value sampled at each record.
     """
     # `chosen` are the indices of the instants that become records, in ascending order.
-    # Each message, and the first instant at or after the message's time. If `between` is None, use the sampled values.
+    # `instants` has each message's first instant at or after its time. Without `between`, use the sampled values.
     messages, instants = samples.values, np.arange(len(samples.values))
     if samples.between is not None:
         messages, instants = samples.between
@@ -305,7 +305,7 @@ def _find_peak_torques(torques: Series, chosen: NDArray[np.int64], warn: Callabl
     for joint in range(rows.shape[1]):
         magnitudes = np.abs(rows[:, joint])
         peaks[:, [joint]] = wrench.pick_largest(rows[:, [joint]], magnitudes, record_of_row, len(chosen))
-    # Torques before the first and after the last record are not judged. Warn if such a torque exceeds all judged ones.
+    # Warn if a torque before the first or after the last record, which is not judged, exceeds all judged torques.
     logged_peak = np.nan_to_num(np.abs(torques.measurements)).max(axis=0)
     judged_peak = np.nan_to_num(np.abs(peaks)).max(axis=0)
     if (logged_peak > judged_peak).any():
@@ -334,8 +334,8 @@ def _measure_wrist_forces(
     peak_forces, problems = wrench.measure_forces(forces, record_of_row, time_s, hand_poses, columns, is_fixed)
     for problem in problems:
         warn(problem)
-    # Warn of a larger force before the first or after the last record, such as a collision that stops the robot.
-    usual_n = np.nanmedian(forces, axis=0)  # the difference from it is about the force without the offset
+    # Warn if a force before the first or after the last record exceeds all others, as in a collision at the end.
+    usual_n = np.nanmedian(forces, axis=0)  # about the sensor's offset
     all_forces = (forces, episode.series[name].measurements)
     judged_n, logged_n = (np.nanmax(np.linalg.norm(rows - usual_n, axis=1)) for rows in all_forces)
     if logged_n > judged_n + wrench.UNSTEADY_N:
@@ -373,9 +373,9 @@ def _build_header(
 ) -> dict[str, object]:
     # Returns the header: names, outcome, robot and torque limits. `tasks` maps instructions to task ids.
     # Raises `RecordError` if the success is unknown, or if torques have no usable limits.
-    facts = mapping.episode  # the mapping's facts about the episode
+    facts = mapping.episode  # facts about the episode, from the mapping
     outcome = facts.outcomes.get(episode.name)
-    # The outcome in the mapping takes precedence over the mapping's `success`, which takes precedence over the log.
+    # In the mapping, an outcome in `outcomes` overrides `success`. Either overrides the outcome in the log.
     success = facts.success if isinstance(facts.success, bool) else episode.success
     if outcome is not None:
         success = outcome == "success"
@@ -419,7 +419,7 @@ def _join_torque_limits(torques: Collection[mappings.TorqueColumns], embodiment:
         return None
     robot = find_robot(embodiment)
     published_nm = robot.limits_nm if robot else ()
-    # Arms without limits in the mapping have the published limits.
+    # If the mapping has no limits for an arm, use the robot's published limits.
     return tuple(limit for columns in torques for limit in columns.limits_nm or published_nm)
 
 
@@ -437,7 +437,7 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
     is_torque = columns.unit or columns.scale != 1 or source_says_torque
     joint_names = " ".join(samples.names or columns.names or ()).lower()
     is_ur = all(joint in joint_names for joint in _UR_JOINTS)
-    is_bimanual = table != "torque"  # robots with two arms, such as ALOHA, publish currents
+    is_bimanual = table != "torque"  # robots with several arms, such as ALOHA, often publish currents
     if (is_ur or is_bimanual or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
             f'Write `unit = "N m"` under [{table}] if the numbers are torques. If they are currents, write the torque '
@@ -446,10 +446,10 @@ def _check_torques(columns: mappings.TorqueColumns, embodiment: str, samples: Se
         robot_text = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
         refuse_field(f"the effort of {robot_text} may be motor currents", remedy, table)
     limits_nm, count = columns.limits_nm or (robot.limits_nm if robot else ()), samples.values.shape[1]
-    # The joints in the order of the robot, without those of the gripper.
+    # The joints in the robot's order from base to hand, without the gripper's joints.
     joints = sorted((name for name in samples.names if not re.search("finger|grip", name.lower())), key=_joint_order)
     problem = ""
-    # Published limits are in the order of the robot's joints; limits in the mapping are in the order of the numbers.
+    # Published limits need the robot's order of joints. Limits in the mapping have the order of the numbers.
     if count != len(limits_nm):
         problem = f"{count} torques, but {len(limits_nm)} limits"
     elif columns.limits_nm is None and samples.names and [*samples.names] != joints:
@@ -475,8 +475,8 @@ def _joint_order(name: str) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-# Signs that may change an instruction's meaning, such as a percent sign, a minus sign or a decimal point. Next to a
-# number, these are also marks such as 3' and 3", and all signs between two digits, such as 1:2, except one hyphen.
+# Pattern for signs that may change an instruction's meaning, such as a percent sign, a minus sign or a decimal point.
+# It also matches marks after a number, as in 3' and 3", and signs between two digits, as in 1:2, except one hyphen.
 _MEANINGFUL = re.compile(
     r"[/\\#%&*@‰‱٪؉؊°]|(?<!\w)[-\u2010-\u2015]\s*\.?\w|\.\d|\d['\"′″’”]|\d(?!-\d)(?:[^\w\s\u2044]+|\s*:\s*)\d"
 )
@@ -492,9 +492,9 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         plain = unicodedata.normalize("NFC", text.lower())
         # Unicode's categories L, M and N are letters, marks and numbers; S are symbols.
-        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # punctuation becomes space
+        words = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)  # drop punctuation
         task = "-".join(words.split()) or "task"
-        narrow = unicodedata.normalize("NFKC", plain)  # wide signs, such as ％, become ordinary signs
+        narrow = unicodedata.normalize("NFKC", plain)  # replace wide signs, such as ％, by ordinary signs
         loses_meaning = any(unicodedata.category(c)[0] == "S" for c in plain) or _MEANINGFUL.search(narrow)
         if loses_meaning:  # without a digest, `pick -5` in one log and `pick 5` in another would be the same task
             task += f"-{_digest(' '.join(plain.split()).rstrip('.!?'))}"
@@ -522,13 +522,13 @@ def _find_implausible(
             yield file, f'{problem} If so, write unit = "mm"'
         if name.partition(".")[0] == "eef" and not poses[:, :3].any():
             yield file, f"[{name}] is at the origin throughout; are these numbers its position?"
-        # Records at the origin whose neighbor is far from it; many trackers write zeros for a lost pose.
+        # Warn of records at the origin next to a record far from it, since many trackers write zeros for a lost pose.
         is_zero = ~poses[:, :3].any(axis=1)
         is_far = np.linalg.norm(np.diff(poses[:, :3], axis=0), axis=1) > _JUMP_M
         if (is_far & np.diff(is_zero)).any():
             problem = f"[{name}] jumps to or from the origin, where it is in {count_noun(int(is_zero.sum()), 'record')}"
             yield file, f"{problem}; if zeros mean that the pose is lost, write NaN instead"
-        # Numbers of records between successive changes of the pose.
+        # The count of records between each change of the pose and the next change.
         run_lengths = np.diff(np.flatnonzero((np.diff(poses, axis=0) != 0).any(axis=1)))
         if len(run_lengths) > _FEW_RUNS and np.median(run_lengths) >= 2:
             problem = f"[{name}] repeats each pose {np.median(run_lengths):.0f} times"

@@ -21,8 +21,7 @@ _MOST_SHOWN = 8  # maximum number of value ranges, and maximum number of warning
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
     """Yield, for each mapped part, a line that summarizes all episodes, then a line for each warning."""
     # A part of the record, such as `eef`, is mapped to a topic or a feature.
-    # Part -> lowest and highest values; part -> time bases with rates; part -> problems.
-    # The inner dicts serve as ordered sets.
+    # Part -> lowest and highest values; part -> time bases with rates; part -> problems. Inner dicts are ordered sets.
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}
@@ -50,14 +49,14 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
                 issues[f"{episode.name}: no message for {format_significant(gap_s)} s"] = None
             if isinstance(columns, PoseColumns) and len(rows) > 1:
                 distances_m, durations_s = np.linalg.norm(np.diff(rows, axis=0), axis=1), np.diff(times_s)
-                # Repeated times, which are refused elsewhere, have no speed.
+                # Skip repeated times, which have no speed; other checks refuse them.
                 speed_m_s = float(np.divide(distances_m, durations_s, where=durations_s > 0, out=0 * durations_s).max())
                 if speed_m_s > _FASTEST_M_S:
                     issues[f"{episode.name}: the speed reaches {format_significant(speed_m_s)} m/s"] = None
             if isinstance(columns, TorqueColumns):
                 robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
                 limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
-                if len(limits) != rows.shape[1]:  # the limits are unknown or do not fit, which is reported elsewhere
+                if len(limits) != rows.shape[1]:  # `records` reports limits that are unknown or do not fit
                     continue
                 ratio = float((np.abs(rows).max(axis=0) / limits).max())
                 if ratio > _MOST_TORQUE:
@@ -67,7 +66,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")
         bound_pairs = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
         extremes = [f"{format_significant(least)} to {format_significant(most)}" for least, most in bound_pairs]
-        times = "; ".join(list(clocks[name])[:3])  # episodes may differ in time base or rate; at most three are shown
+        times = "; ".join(list(clocks[name])[:3])  # show at most three, since episodes may differ
         yield escape_controls(f"  [{name}] {columns.source}: {times}; {', '.join(extremes)}{unit}")
         # Parts of one arm are named like `gripper.left`, so only the first word counts.
         if name.partition(".")[0] == "gripper" and (low == high).all():

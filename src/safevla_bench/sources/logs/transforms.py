@@ -1,8 +1,8 @@
 """The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
 Between two stamps, a transform is interpolated: the position linearly, the rotation along the shorter arc. A transform
-is unknown before its first stamp, after its last stamp, and in a gap that exceeds the limit. A static transform holds
-until the next one. `/map` and `map` are the same frame. A transform with NaN, or from a frame to itself, is ignored.
+is unknown before its first stamp, after its last stamp, and in a gap beyond `max_gap_s`. A static transform is valid
+until the next one. `/map` and `map` are the same frame. Transforms with NaN, or from a frame to itself, are ignored.
 
 The source in tf2 is ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent),
 tf2/src/cache.cpp (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
@@ -26,7 +26,7 @@ _XYZW = [4, 5, 6, 3]  # indices of x, y, z, w (scipy's order) in a pose [7]
 
 
 def plain_frame(name: str) -> str:
-    """Return the name of a frame as in tf2, without a leading slash."""
+    """Return the name of a frame without a leading slash, as tf2 does."""
     # `/map` and `map` are the same frame.
     return name.removeprefix("/")
 
@@ -34,7 +34,7 @@ def plain_frame(name: str) -> str:
 @dataclass(frozen=True)
 class Edge:
     """The edge from a frame to its parent: the frame's poses in the parent frame, [n, 7] (x, y, z [m], w, x, y, z), by
-    ascending time [ns]. If the edge is static, each pose is valid until the next one. Several `parents` are an error.
+    ascending time [ns]. If `static`, each pose is valid until the next one. Several `parents` are an error.
     """
 
     parents: tuple[str, ...]
@@ -50,13 +50,13 @@ class FrameTree:
         """Store the edges. Transforms that are more than `max_gap_ns` apart are not interpolated."""
         # `edges` maps each child frame to an edge. The edge has the child frame's poses in the parent frame.
         self._edges, self._max_gap_ns = edges, max_gap_ns
-        self.rare_frames: dict[str, None] = {}  # frames used so far whose transforms are mostly too far apart
+        self.rare_frames: dict[str, None] = {}  # frames whose transforms are mostly too far apart
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
         """Convert known poses [n, 3 or 7] from `frame` to the frame `into`, each pose at its own time. The position is
         NaN if a transform is unknown at this time. Raises `RecordError` if the tree does not connect the frames.
         """
-        # Each list begins with the frame itself and omits the root, so that every frame in the list has a parent.
+        # Each list of ancestors begins with the frame itself and omits the root, which has no parent.
         up_frames, down_frames = self._list_ancestors(frame), self._list_ancestors(into)
         # The path goes up from `frame` to the nearest common ancestor, and then down to `into`.
         while up_frames and down_frames and up_frames[-1] == down_frames[-1]:
@@ -75,11 +75,11 @@ class FrameTree:
         rotation = Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
         for child in up_frames:
             origin, axes = self._interpolate_frame(child, time_ns)
-            position = origin + axes.apply(position)  # from the child to its parent
+            position = origin + axes.apply(position)  # convert from the child to its parent
             rotation = None if rotation is None else axes * rotation
         for child in reversed(down_frames):
             origin, axes = self._interpolate_frame(child, time_ns)
-            position = axes.inv().apply(position - origin)  # from the parent to its child
+            position = axes.inv().apply(position - origin)  # convert from the parent to its child
             rotation = None if rotation is None else axes.inv() * rotation
         # Quaternions are x, y, z, w in scipy, and w, x, y, z in poses.
         return position if rotation is None else np.hstack([position, rotation.as_quat()[:, [3, 0, 1, 2]]])
@@ -102,7 +102,7 @@ class FrameTree:
 
     def _interpolate_frame(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
         # Return a frame's origin (NaN = unknown) and rotation in its parent frame at each time.
-        # An edge has the poses of a frame in its parent frame, at the times `time_ns`.
+        # The frame's edge has the frame's poses in its parent frame.
         from scipy.spatial.transform import Rotation
 
         edge = self._edges[child]
@@ -116,7 +116,7 @@ class FrameTree:
 
 
 def find_held(known_ns: Ints, time_ns: Ints) -> Ints:
-    """Return for each time the index of the latest known time so far; 0 before the first. `known_ns` is ascending."""
+    """Return for each time the index of the latest of the ascending `known_ns` up to this time; 0 before the first."""
     return np.maximum(np.searchsorted(known_ns, time_ns, side="right") - 1, 0)
 
 
@@ -132,9 +132,9 @@ def interpolate_poses(known_ns: Ints, poses: Floats, time_ns: Ints, max_gap_ns: 
     gap_ns = np.diff(known_ns, append=known_ns[-1])[before]
     is_between = (elapsed_ns < gap_ns) & (gap_ns <= max_gap_ns)
     is_known = (before >= 0) & ((elapsed_ns == 0) | is_between)
-    # Time in steps of the poses: the index of the latest pose, plus the part of the step to the next one.
-    # Floats cannot hold the nanoseconds of more than 104 days, as between a clock since booting and one since 1970.
-    # Interpolators accept no time outside; results there are unknown anyway.
+    # Convert each time to the index of the latest pose, plus the elapsed fraction of the gap to the next pose.
+    # As floats, times in ns would be inexact after 104 days, for example if some count from 1970.
+    # Clip the times, since the interpolators accept no time outside the poses. Results outside are set to unknown.
     indices = np.arange(len(known_ns))
     time = np.clip(before + np.where(is_between, elapsed_ns / np.maximum(gap_ns, 1), 0.0), 0, indices[-1])
     position = np.stack([np.interp(time, indices, column) for column in poses[:, :3].T], axis=1)

@@ -1,4 +1,4 @@
-"""Trials of a recording. Each recording is one episode, unless the mapping cuts it into several trials."""
+"""Trials of a recording. A recording is one episode unless the mapping divides it into trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safevla_bench.sources.logs.records import LoggedEpisode
 from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
-_EPOCH_S = 1e8  # a time of at least this value is since 1970; a smaller time is since the first message
+_EPOCH_S = 1e8  # times from this value on count from 1970, smaller times from the first message
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
@@ -67,7 +67,7 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
                     topic_takers = [taker for taker in takers if taker.topic == channel.topic]
                     readers[channel] = decode, topic_takers, channel.topic in transform_topics
                     for taker in topic_takers:
-                        # A latched topic gives its last message to late subscribers.
+                        # A latched topic also sends its last message to subscribers that connect later.
                         taker.latched |= channel.latched or is_static(channel.topic)
                 decode, topic_takers, is_transform = readers[channel]
                 message = decode(content)
@@ -94,7 +94,7 @@ def _collect_messages(recording: Recording, mapping: LogMapping, takers: list[An
 def _list_trials(
     recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int
 ) -> Iterator[MessageSpan]:
-    # Yields the time spans of the mapping's trials; without trials, the whole recording. Names of trials count from 0.
+    # Yields the time spans of the mapping's trials, or one span for the whole recording. Trials are numbered from 0.
     # `marks` maps each marker (a topic) to its messages. `first_ns` is the log time of the recording's first message.
     # A span has the name, the begin and the end [ns] of a trial, and the mapping's facts about the trial.
     file = str(recording.parts[0])
@@ -109,8 +109,8 @@ def _list_trials(
             spans.append((begin_ns, end_ns, number))
         else:
             mark = marks[facts.marker]
-            # A change to true begins a trial, and a change to false ends it.
-            # If all values are true, each value begins a trial and ends the previous trial.
+            # A marker's change to true begins a trial, and a change to false ends the trial.
+            # If all values of a marker are true, each value begins a trial and ends the previous trial.
             are_all_true = all(mark.rows)
             open_since_ns: int | None = None  # begin of the current trial; None = between trials
             for time_ns, value in sorted(zip(mark.stamps.log_ns.tolist(), mark.rows, strict=True), key=itemgetter(0)):
@@ -135,5 +135,5 @@ def _list_trials(
 
 def _find_log_time(bound_s: float, first_ns: int) -> int:
     # Returns a trial's start or end as a log time [ns].
-    # A large number is a time since 1970; any other number is a time since the recording's first message.
+    # A number of at least 1e8 is a time [s] since 1970. A smaller number is a time [s] since the first message.
     return round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)

@@ -24,7 +24,7 @@ CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
 # Limits: motion [m] and rotation [rad] of a still hand; rotation since the tare [rad] above which there is a warning.
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
-UNSTEADY_N = 3.0  # least difference of forces for a warning, as between the means of the tare's two halves
+UNSTEADY_N = 3.0  # least difference of two forces [N] for a warning
 
 
 def measure_forces(
@@ -47,7 +47,7 @@ def measure_forces(
     if hand is not None and hand.shape[1] == 7:
         from scipy.spatial.transform import Rotation
 
-        rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])  # scipy's order is x, y, z, w
+        rotations = Rotation.from_quat(hand[:, [4, 5, 6, 3]])  # scipy's order of quaternions is x, y, z, w
     if columns.tare is not None:
         tare_records, offset_n = slice(0, 1), np.array(columns.tare)  # compare rotations with record 0
     else:
@@ -70,7 +70,7 @@ def measure_forces(
             refuse_field(problem, "Leave mass_kg out: in this frame, the weight is part of the offset.", "wrench")
         # The tool's weight in the axes of the hand, for each record.
         weights_n = rotations.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
-        # An offset that is measured at rest includes the tool's weight; the mapping's `tare` does not.
+        # An offset that is measured at rest includes the tool's weight. The mapping's `tare` does not include it.
         weights_n -= weights_n[tare_records].mean(axis=0) if columns.tare is None else 0.0
     elif rotations is None:
         problems.append("forces may include the weight of the hand's tool, since the hand's rotation is unknown")
@@ -89,16 +89,16 @@ def measure_forces(
 def pick_largest(rows: Floats, magnitudes: Floats, record: NDArray[np.int64], count: int) -> Floats:
     """Return for each of `count` records the row [k] of largest magnitude, [count, k]; NaN without a finite row."""
     # `magnitudes` and `record` have the magnitude and the record of each row, [M]; `rows` is [M, k].
-    order = np.lexsort((magnitudes, record))  # sort by record, then by magnitude; NaN last
+    order = np.lexsort((magnitudes, record))  # sort rows by record, then by magnitude, with NaN last
     order = order[np.isfinite(rows[order]).all(axis=1)]
     largest = np.full((count, rows.shape[1]), np.nan)
-    largest[record[order]] = rows[order]  # in each record, the largest row comes last and so replaces the other rows
+    largest[record[order]] = rows[order]  # the last row of a record is the largest, and replaces the others
     return largest
 
 
 def _find_still_records(time_s: Floats, hand: Floats | None, rotations: Rotation | None, length_s: float) -> slice:
     # Returns the records (as a slice) of the first interval of `length_s` in which the hand is still.
-    # Raises `RecordError` if there is none. `hand` has the hand's poses, [n, 3 or 7], and `rotations`; None = unknown.
+    # Raises `RecordError` if the hand is never still. `hand` has the hand's poses, [n, 3 or 7]; None = unknown.
     if hand is not None:
         # For each record, the index of the record `length_s` later, which ends the interval; 1e-9 is a tolerance.
         last_records = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))

@@ -1,4 +1,4 @@
-"""The index of the episodes in sources. One scan builds the index; then any episode can be read again.
+"""The index of all episodes in the sources. One scan builds the index; then any episode can be read again.
 
 So an archive of any size can be judged with only a few of its episodes in memory.
 """
@@ -36,7 +36,7 @@ from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # a batch has at least this many records or bytes
-KEPT_BYTES = 1 << 26  # if valid episodes need more memory, they are read again from the files
+KEPT_BYTES = 1 << 26  # keep valid episodes in memory up to this limit; beyond it, read the files again
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -45,8 +45,8 @@ class EpisodeNote(NamedTuple):
 
     header: Header
     length: int
-    is_privileged: bool  # true if the policy saw state that a real robot cannot measure
-    earlier_resets: int | None  # resets since the environment was seeded; resets affect fixtures' poses
+    is_privileged: bool  # true if the policy saw simulator state that a robot cannot measure
+    earlier_resets: int | None  # number of resets since the environment was seeded, which affects fixtures
     kitchen: Kitchen | None  # the values that determine a RoboCasa episode's initial state, if recorded
     start_marks: tuple[str, ...]  # header fields that mark an initial state that is not in the suite
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
@@ -91,7 +91,7 @@ class EpisodeIndex:
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
-        """The policies that saw state which no real robot can measure, without duplicates; None = unnamed policy."""
+        """The distinct policies that saw simulator state that no real robot can measure; None = an unnamed policy."""
         # The keys of a dictionary are distinct and keep their order.
         return tuple(dict.fromkeys(note.header.policy for note in self.notes if note.is_privileged))
 
@@ -117,8 +117,7 @@ class EpisodeIndex:
 
     def by_source(self) -> list[tuple[RecordSource, range]]:
         # Returns each source with the indices of its episodes.
-        # A note has the facts about one episode. Notes are in the order of the sources.
-        # So the episodes of each source have consecutive indices.
+        # A note has the facts about one episode. Notes are in source order, so the indices of a source are consecutive.
         # bounds[k] is the number of episodes before source k; the last bound is the number of all episodes.
         bounds = np.searchsorted([note.source for note in self.notes], range(len(self.sources) + 1)).tolist()
         return [(source, range(bounds[k], bounds[k + 1])) for k, source in enumerate(self.sources)]
@@ -151,7 +150,7 @@ class EpisodeIndex:
         """
         wanted = frozenset(wanted)
         for source_index, (source, indices) in enumerate(self.by_source()):
-            # The (policy, episode id) of the source's valid episodes; the filter below drops all other episodes.
+            # The (policy, episode id) of the source's valid episodes; `_filter_episodes` drops all other episodes.
             keys = {self.headers[index].key for index in indices}
             first = indices.start  # index of the next batch's first episode
             # `self.kept` has each source's valid episodes if all fit into memory; the parameter `kept` is an output.
@@ -162,7 +161,7 @@ class EpisodeIndex:
                     kept.append(select_episodes(batch, chosen))
                 first += len(batch)
                 yield batch
-            # After the last batch, `first` is the end of the source's range, unless episodes were added or lost.
+            # If `first` is not the end of the source's range after the last batch, episodes were added or lost.
             if first != indices.stop:
                 raise _changed_source(source.path)
 
@@ -191,7 +190,7 @@ class EpisodeIndex:
     def read_episode(self, index: int) -> Batch:
         """Return the episode at an index. Raises the same errors as `read_episodes`."""
         episode = self.read_episodes([index])
-        assert episode is not None  # there is one index, so there is a batch of one episode
+        assert episode is not None  # one index gives a batch of one episode
         return episode
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
@@ -209,7 +208,7 @@ class EpisodeIndex:
         # An episode without time stamps has an empty array.
         times_s = [self.stamps_s.get(index, np.empty(0)) for index in others]
         counts = np.array([len(times) for times in times_s], dtype=np.int64)
-        # The channel's row width is 1 if the episode has time stamps, and -1 (not recorded) otherwise.
+        # An episode's row width in the channel of time stamps is 1; without time stamps, it is -1 (not recorded).
         # The empty array in front lets `concatenate` accept a list without episodes.
         stamps = Channel(np.concatenate([np.empty(0), *times_s]), offsets_of(counts), np.where(counts, 1, -1))
         without_records = batch_of_headers([self.headers[index] for index in others], self.lengths[others])
@@ -237,7 +236,7 @@ class Scan:
         for source in self.sources:
             files = [source.path] if source.path.is_file() else archive_parts(source.path)
             total_bytes += sum(path.stat().st_size for path in files)
-        # `_spend` uses this limit for facts and errors, not for records. Larger files may have more episodes.
+        # `_spend` uses this limit for facts and errors, not for records. The limit grows with the size of the files.
         self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of facts about the episodes")
         # The results: facts about each valid episode, errors, and planned episodes whose record was lost.
         self._notes: list[EpisodeNote] = []
@@ -248,15 +247,15 @@ class Scan:
         # Batches of each source; None once all batches together exceed `KEPT_BYTES`.
         self._kept: list[list[Batch]] | None = [[] for _ in self.sources]
         self._free_bytes = KEPT_BYTES  # remaining memory for `_kept`
-        self._batches = self._read_batches()  # a generator, so nothing is read yet
+        self._batches = self._read_batches()  # a generator: reading starts with the first batch
 
     def __iter__(self) -> Iterator[Batch]:
-        # Always the same iterator: the sources are read only once.
+        # Always return the same iterator, so that the sources are read only once.
         return self._batches
 
     def index(self) -> EpisodeIndex:
         """Read the remaining episodes, and return the index of all episodes; invalid episodes are its `problems`."""
-        # Reading the batches fills the lists below; callers may have read some batches before.
+        # Read the remaining batches, which fills the lists of facts and errors.
         for _ in self._batches:
             pass
         kept = None if self._kept is None else tuple(self._kept)
@@ -282,7 +281,7 @@ class Scan:
 
     def _note_batches(self, source_index: int, source: RecordSource) -> Iterator[Batch]:
         # Yields the source's valid episodes.
-        # Appends facts about them to `_notes`, errors to `_problems`, and episodes lost in damaged files to `_lost`.
+        # Appends facts about episodes to `_notes`, errors to `_problems`, and episodes in damaged files to `_lost`.
         place, damaged_ids = 0, set()  # `place`: index of the next episode among all (also invalid) episodes
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -295,7 +294,7 @@ class Scan:
                 else:
                     place += 1
                 continue
-            # One sequence [episodes of the batch] for each field of `EpisodeNote`, in the order of the fields.
+            # Each field of `EpisodeNote`, in order, has one sequence with a value per episode of the batch.
             headers, lengths = map(self._share_values, batch.headers), batch.lengths.tolist()
             header_facts = mark_flags(batch, PRIVILEGED), earlier_resets(batch), kitchens(batch), start_marks(batch)
             times_s = map(batch.stamps_s.get, range(len(batch)))  # None for an episode without time stamps
@@ -331,9 +330,9 @@ def scan(paths: Sequence[Path]) -> EpisodeIndex:
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
     """Read the sources once; return their valid episodes as one batch (None if there are none) and the index."""
-    with limit_memory(", ".join(map(str, paths))):  # the text names the sources in errors
+    with limit_memory(", ".join(map(str, paths))):  # for errors: the names of the sources
         sources_scan = Scan(paths)
-        batches = list(sources_scan)  # this pass also fills the scan's index
+        batches = list(sources_scan)  # reading the batches also fills the scan's index
         return concatenate_batches(batches) if batches else None, sources_scan.index()
 
 
@@ -353,7 +352,7 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Merge small batches. Each result but the last has at least `CHUNK_RECORDS` records or `CHUNK_BYTES` bytes."""
+    """Merge small batches. Each result except the last has at least `CHUNK_RECORDS` records or `CHUNK_BYTES` bytes."""
     gathered: list[Batch] = []
     record_count = total_bytes = 0
     for batch in batches:
@@ -387,7 +386,7 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 def _batch_bytes(batch: Batch) -> int:
     # Returns the memory of a batch [bytes], without its headers, which the index keeps anyway.
     # `extra` holds one mapping of host-specific fields per episode.
-    # `extra` is added here, because `_array_bytes` counts only arrays.
+    # Add the memory of `extra`, because `_array_bytes` counts only arrays.
     return _array_bytes(batch) + sum(_estimate_bytes(fields) for fields in batch.extra if fields)
 
 
@@ -397,7 +396,7 @@ def _array_bytes(value: object) -> int:
         return value.nbytes
     if isinstance(value, Mapping):
         return sum(map(_array_bytes, value.values()))
-    # The fields of a dataclass. A value of another type has no such fields, so the sum is 0.
+    # The fields of a dataclass. For a value that is not a dataclass, the sum is 0.
     return sum(_array_bytes(getattr(value, name)) for name in getattr(value, "__dataclass_fields__", ()))
 
 

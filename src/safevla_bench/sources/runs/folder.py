@@ -31,11 +31,11 @@ _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 # Format version of scores.json and scores.parquet.
-# Files of version 1 do not state their version, and have reasons as texts, not as codes.
+# A file of version 1 does not state its version. Its reasons are texts, not codes.
 SCORES_VERSION = 2
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
-"""Keys of scores.json that describe how the scores were made. In scores.parquet, the schema's metadata has them."""
-DECISION = "decision"  # key of run.json: the stopping rule's result and needed number of episodes
+"""Keys of scores.json that describe how the scores were made. In scores.parquet, the schema's metadata has the keys."""
+DECISION = "decision"  # key of run.json: result of the stopping rule, and number of episodes
 BY_CHANCE = (
     "If answers vary, paired episodes also differ by chance. To see how much, compare two runs: "
     "safevla compare first=RUN again=RUN"
@@ -51,7 +51,8 @@ _EXPORT_NAMES = (
     "eval_info.json vla_eval.json eval_results.yaml tensorboard board figures sensitivity-physics.json"
 )
 EXPORTS = frozenset([*_EXPORT_NAMES.split(), EXPERIMENTS])
-"""Files and folders, except scores and pictures, that commands write into a run folder if it is their only source."""
+"""Files and folders, except scores and pictures, that commands write into a run folder if they read only this folder.
+"""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files in archive/ or raw/ directly."
 
@@ -86,8 +87,8 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Wall-clock times [ms] of a policy's calls in one episode. They vary between runs, so they are stored apart from
-    results. If a policy returns several actions at a time, only the calls that infer actions count.
+    """Wall-clock times [ms] of a policy's calls in one episode. The times vary between runs, so they are stored apart
+    from results. If a policy returns several actions at a time, only the calls that infer actions count.
     """
 
     calls: int
@@ -133,7 +134,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
         """Return a copy of `description` (the content of run.json) with the known facts added to its key `volatile`."""
-        # A fact is known if it is not empty.
+        # Empty facts are unknown, so they are not added.
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -203,7 +204,7 @@ def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     texts = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
-    return (host, texts) if isinstance(host, str) else (None, {})  # a host that is not a text is ignored
+    return (host, texts) if isinstance(host, str) else (None, {})  # ignore a host that is not a text
 
 
 def read_description(folder: Path) -> dict[str, object]:
@@ -216,7 +217,7 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def is_own_loop(description: Mapping[str, object]) -> bool:
-    """Return whether a run was recorded by a user's own script with the recorder. Only this script can continue it."""
+    """Return whether a user's own script recorded the run with the recorder. Only this script can continue the run."""
     # `safevla eval` names its protocol in run.json; the recorder in a user's script writes `OWN_LOOP` instead.
     protocol = description.get("protocol")
     return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
@@ -248,7 +249,7 @@ def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *
     """Raise `RunError` at `place` if code versions in `codes` and `others` differ. If `is_allowed`, log a warning
     instead. Also log a warning if a version is unknown, since it cannot be compared.
     """
-    # Two lines for the message: all versions in `codes`, and all versions in `others`.
+    # The message has two lines: the versions in `codes`, and the versions in `others`.
     listed = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
     if any(is_other_code(code, other) for code in codes for other in others):
         problem = f"the episodes here and the other episodes were recorded by different versions of the code:\n{listed}"
@@ -297,7 +298,7 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
     latencies = read_facts(folder).policy_latency.items()
     by_policy: dict[str, list[Latency]] = {}
     for policy in served_policies:
-        # The id of an episode begins with its policy.
+        # The id of an episode begins with the name of its policy.
         own_latencies = [latency for episode_id, latency in latencies if episode_id.startswith(f"{policy}/")]
         if own_latencies:
             by_policy[policy] = own_latencies
@@ -308,7 +309,7 @@ def encode_parquet(table: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file whose pages have checksums."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
-        if len(table):  # `datasets` of Hugging Face cannot read an empty row group
+        if len(table):  # the Hugging Face library `datasets` cannot read empty row groups
             writer.write_table(table)
     return bytes(sink.getvalue())
 
@@ -337,7 +338,7 @@ _SLUG_LENGTH = 60
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture, film or replay of one episode. `spec`, `value` and `threshold` are None without a violation."""
+    """A picture, film or replay of one episode. `spec`, `value` and `threshold` are None if it shows no violation."""
 
     episode_id: str
     policy: str | None
@@ -377,7 +378,7 @@ def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) 
             if image.width * image.height > _MAX_PIXELS:
                 return None
             image.load()  # decode the pixels now, so that a damaged picture raises here
-    # `read_input` raises `RecordError` for a Git LFS pointer. Pillow raises the other types for bad or huge pictures.
+    # `read_input` raises `RecordError` for a Git LFS pointer. Pillow raises other errors for bad or huge pictures.
     except (RecordError, OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeWarning,
             Image.DecompressionBombError):  # fmt: skip
         return None
@@ -419,7 +420,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG_LENGTH:].strip("-")
     # `repr` distinguishes the policy None from a policy named None.
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{legible}-{digest}" if legible else digest  # an id without a-z or 0-9 leaves only the digest
+    return f"{legible}-{digest}" if legible else digest  # if the id has no a-z or 0-9, use only the digest
 
 
 # Comparison of the plan in run.json with the table of episodes
@@ -427,7 +428,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 _REASON = "the episode was planned, but the table of episodes does not list it"
 _MAX_NAMED = 1_000_000  # maximum number of planned episodes to list; a run.json may state any number
-# With one of these values of `episodes` in run.json, each task has as many episodes as the task's suite defines.
+# Values of `episodes` in run.json which mean that each task has as many episodes as its suite defines.
 _SUITE_SIZES = (None, "protocol")
 
 
@@ -465,7 +466,7 @@ class PlanDifference:
     """Differences between the plan of a run and the run's table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0  # number of missing episodes, if run.json does not list the planned episodes
+    unnamed: int = 0  # number of missing episodes whose names are unknown
     unplanned: int = 0
 
 
@@ -476,8 +477,8 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
-    """Return the differences between the plan in a complete run's run.json and its table of episodes. There are none if
-    run.json has no plan, as with a user's own script. Raises `RunError` if the plan is damaged.
+    """Return the differences between the plan in a complete run's run.json and its table of episodes. If run.json has
+    no plan, as after a user's own script, there are no differences. Raises `RunError` if the plan is damaged.
     """
     if "planned" not in description:
         return PlanDifference()
@@ -492,20 +493,20 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
     # If the number of planned episodes is known, but not their names, compare only the numbers.
     # `unnamed` counts the missing episodes whose names are unknown.
     if planned is None or len(planned) != expected:
-        surplus = len(rows) - expected  # negative if episodes are missing
+        surplus = len(rows) - expected  # rows beyond the plan; negative if episodes are missing
         return PlanDifference(unnamed=max(0, -surplus), unplanned=max(0, surplus))
     listed = {row.episode_id for row in rows}
     missing = [absent for name, absent in planned.items() if name not in listed]
-    # A row counts as unplanned if its id is not in the plan or repeats the id of another row.
+    # A row of the table is unplanned if its id is not in the plan, or repeats the id of another row.
     return PlanDifference(tuple(missing), unplanned=len(rows) - len(listed & planned.keys()))
 
 
 def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
     # Returns id -> planned episode, in plan order; None if run.json does not determine the planned episodes.
-    # A shard has consecutive episodes of the whole plan, so list the `whole` episodes of the whole plan first.
+    # A shard has consecutive episodes of the whole plan, so list the episodes of the whole plan first.
     # `first` is the index of the shard's first episode, and `planned` the number of the shard's episodes.
     whole_count = plan.shard.whole if plan.shard else plan.planned
-    # A value in `_SUITE_SIZES` means as many episodes as the suite defines. A plan of over a million is not listed.
+    # A value in `_SUITE_SIZES` means the number that the suite defines. A plan of over a million is not listed.
     if whole_count > _MAX_NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
     suite_size: dict[str, int] = {}  # suite -> largest number of episodes of a task
@@ -516,7 +517,7 @@ def _list_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
         # A task is SUITE/TASK. Without a number in run.json, the table's largest episode number gives the suite's size.
         count = plan.episodes if isinstance(plan.episodes, int) else suite_size.get(task.partition("/")[0], 0)
         episodes_of_task[task] = max(0, count)
-    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # run.json lacks a policy or task
+    if len(plan.policies) * sum(episodes_of_task.values()) != whole_count:  # run.json is incomplete
         return None
     episodes = (
         (policy.policy, task, number)

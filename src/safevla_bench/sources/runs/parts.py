@@ -1,7 +1,7 @@
 """The records of a run folder: files in `raw/` while the run is unfinished, and later the parts of an archive.
 
 Episode NNNNNN of the plan has a record, `raw/NNNNNN.npz`, and a row of facts, `raw/NNNNNN.json`, which is written last.
-An episode without a row is run again, and its record overwritten. A crashed episode has a row but no record.
+An episode without a row is run again, and its record is overwritten. A crashed episode has a row but no record.
 `safevla_recorder` writes the same files, but counts episodes in the order in which they end, and makes no archive.
 """
 
@@ -112,7 +112,7 @@ def record_files(folder: Path) -> list[Path]:
     """
     parts = run_folder.archive_parts(folder)
     if parts or not has_raw(folder):
-        return parts  # [] if there is no folder `raw`, either
+        return parts  # [] if the folder `raw` is missing, too
     return [record_path(folder, index) for index, episode in read_raw(folder).items() if episode.has_record]
 
 
@@ -130,7 +130,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
     Raises `RunError` if run.json, the table or a raw row is damaged.
     """
     facts = run_folder.read_facts(folder)
-    statements = facts.statements  # computed once for all rows
+    statements = facts.statements  # computed once, for all rows of the table
     episodes = []
     for row in episode_rows(folder):
         # Facts that were not recorded are None.
@@ -142,7 +142,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
     """Return the facts of a run that vary between repetitions. Equal statements of a policy in a suite are merged."""
-    # `repeats` maps each policy to two counts: repeated requests, and answers that then differed.
+    # `repeats` maps each policy to two counts: requests that were repeated, and repetitions with a different answer.
     latencies: dict[str, run_folder.Latency] = {}
     ran_on: dict[str, str] = {}
     # (policy, suite, statement as JSON) -> the statement, and the ids of the episodes in which it was made.
@@ -179,7 +179,7 @@ def read_record(folder: Path, index: int) -> Batch:
     try:
         with limit_memory(path):
             # A raw file has one episode.
-            # So reading the file gives a batch of one episode, or an error for invalid content.
+            # Reading a raw file gives a batch of one episode, or an error for invalid content.
             # `EpisodeSelection()` selects all episodes.
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
@@ -202,12 +202,12 @@ def read_unfinished(
     """
     selection = EpisodeSelection(wanted)
     for index, episode in episodes.items():
-        # `next_wanted` counts its calls, so it must be called for every record, and only for episodes with a record.
+        # `next_wanted` counts its calls, so call it once for each episode with a record.
         if episode.has_record and selection.next_wanted():
             try:
                 yield read_record(folder, index)
             except RecordError as error:
-                # If the raw records are gone, another process completed the run and moved them into an archive.
+                # If the raw records are missing, another process completed the run and moved them into an archive.
                 if not has_raw(folder):
                     problem, place = "the run was completed while it was read", Place(file=str(folder))
                     raise RunError(problem, remedy="Run the command again.", place=place) from None
@@ -233,7 +233,7 @@ def _read_row(path: Path) -> RawEpisode:
     # Returns a finished episode from the JSON file in `raw/` that has only the row of this episode.
     try:
         return decode_input(path, partial(decode_json, kind=RawEpisode))
-    except FileNotFoundError:  # another process may have removed it; the row is not damaged
+    except FileNotFoundError:  # another process may have removed the row
         raise
     except (OSError, ValueError, RecursionError) as error:
         remedy = "Restore the file; or remove it, so that the episode is run again."
@@ -248,15 +248,15 @@ SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json:
 
 def seal_json(document: Mapping[str, object]) -> bytes:
     """Return a document as JSON. The value "" of its last key, `SEAL`, is replaced by the sha256 of all other bytes."""
-    # `_SEAL_KEY` has the key and the opening quotation mark of the value. `tail` begins with the closing mark.
+    # `_SEAL_KEY` ends with the value's opening quotation mark. `tail` begins with the closing quotation mark.
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
-    return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail  # the digest goes before `tail`
+    return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail  # insert the digest before `tail`
 
 
 def is_sealed(content: bytes) -> bool:
     """Return whether the bytes of a file are those that `seal_json` returned."""
     # After the key `_SEAL_KEY`, a sealed file has the sha256 of all other bytes.
-    head, key, rest = content.rpartition(_SEAL_KEY)  # `key` is empty if the file has no seal
+    head, key, rest = content.rpartition(_SEAL_KEY)  # `key` is empty if the file has no `SEAL`
     digest, tail = rest[:_DIGEST_LENGTH], rest[_DIGEST_LENGTH:]
     return bool(key) and digest == hashlib.sha256(head + key + tail).hexdigest().encode()
 
@@ -268,7 +268,7 @@ def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, descripti
     """Write manifest.json of a complete run. It has the sha256 of the archive's `parts`, of the table of episodes, and
     of `description` (the content of run.json) without `volatile`. `episodes` is the number of planned episodes.
     """
-    # The description is digested as JSON values, as it will be read: a tuple becomes a list.
+    # Convert the description to JSON values before the digest is computed, since readers get lists, not tuples.
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
         run_folder.RUN: _digest_description(json.loads(run_folder.dump_json(description))),
@@ -313,17 +313,17 @@ _OUTSIDE_ARCHIVE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 def changed_files(folder: Path) -> Iterator[str]:
     """Yield a sentence for each file outside the archive that differs from the manifest, and for run.json and
-    manifest.json if they do not match their own digest. Raises `RunError` if one of these two cannot be read.
+    manifest.json if they do not match their own digest. Raises `RunError` if run.json or manifest.json cannot be read.
     """
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its bytes do not match its {SEAL}"
-    # Always check the table and run.json, even if the manifest does not name them. Each name counts once.
+    # Always check the table and run.json, even if the manifest does not name them. Check each file once.
     # `_OUTSIDE_ARCHIVE` matches the names of files outside the archive.
     for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_OUTSIDE_ARCHIVE.fullmatch, files)]):
         path = folder / name
-        digest = ""  # the digest of a file that is missing or outside the folder
+        digest = ""  # "" = the file is missing or outside the folder
         if name == run_folder.RUN:
             digest = _digest_description(run_folder.read_description(folder))
         elif path.is_file() and path.resolve().is_relative_to(folder.resolve()):
@@ -354,7 +354,7 @@ def listed_parts(folder: Path) -> list[Path]:
         names = run_folder.read_manifest(folder).parts
     except RunError:
         names = {}
-    # Only the file name counts, so that a manifest cannot name files outside the archive.
+    # Use only the file name, so that a manifest cannot name files outside the archive.
     listed = (folder / run_folder.ARCHIVE / Path(name).name for name in names)
     return sorted({*run_folder.archive_parts(folder), *listed})
 
@@ -391,13 +391,13 @@ def write_run(
     """
     # `FORMS` maps the archive's format to the ending of its files.
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
-    # An earlier archive may have had more parts, or parts in another format.
+    # Remove the parts of an earlier archive, which may be more or have another format.
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
         stale.unlink()
     run_folder.write_episodes(folder, rows)
     completed = {**description, "complete": True}
     write_manifest(folder, parts, len(rows), completed)
-    # `seal_json` fills in the digest; an old digest would otherwise remain in `volatile`.
+    # Reset the value of `SEAL`, since `volatile` may have an old digest. `seal_json` fills in the new digest.
     volatile = {name: value for name, value in run_folder.read_volatile(description).items() if name != SEAL}
     write_atomically(own_path(folder, run_folder.RUN), seal_json({**completed, "volatile": {**volatile, SEAL: ""}}))
 
@@ -415,7 +415,7 @@ def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterato
     # Writes the archive's files, of up to 200 episodes each, and yields their paths. `suffix` determines the format.
     own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
-    for number, first_record in enumerate(remaining):  # `islice` below reads the part's other records
+    for number, first_record in enumerate(remaining):  # `islice` reads the other records of the part
         path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first_record], islice(remaining, EPISODES_A_PART - 1)))
         yield path

@@ -15,7 +15,7 @@ from safevla_bench.sources.runs.folder import RUN, policy_rows, read_volatile
 
 
 class NamedSource(PosixPath):
-    """A SOURCE whose policy is shown under a name that the user gave, as in `tables mine=runs/x`."""
+    """The path of a source whose policy is shown under the user's name for it, as in `safevla tables mine=runs/x`."""
 
     policy: str | None = None
 
@@ -27,13 +27,13 @@ class NamedSource(PosixPath):
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
             return Path(text)
-        named = cls(path)  # a `NamedSource`, which unlike other paths has a policy name
+        named = cls(path)  # a `NamedSource` is a path with a policy name
         named.policy = name
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return the function and argument with which pickle restores the source, including the policy's name."""
-        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)  # str(self) is the path
+        return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)  # `str(self)` is the path
 
 
 PolicyNames = Mapping[str | None, str]  # name of a policy in a source's records -> displayed name
@@ -58,12 +58,12 @@ class PolicyIdentity:
     def is_same(self, other: PolicyIdentity) -> bool:
         """Return whether two policies are the same. Their facts must be equal. In each suite that both ran, the
         servers' statements about themselves must also be equal. If a server made no statement in a suite, the servers'
-        addresses in this suite must be equal instead.
+        addresses in this suite must be equal.
         """
         # Compare the suites for which each of the two policies has a known statement or server.
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             have_statements = suite in self.statements and suite in other.statements
-            # Statements count if both policies made one in this suite; otherwise, the servers' addresses count.
+            # Compare the policies' statements if both made one in this suite; otherwise, the addresses.
             own, others = (self.statements, other.statements) if have_statements else (self.servers, other.servers)
             if own.get(suite) != others.get(suite):
                 return False
@@ -77,8 +77,7 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
         for row in policy_rows(description):
             identifying = {key: value for key, value in row.items() if key not in _NOT_IDENTIFYING}
             statements = _statements_by_suite(description, row["policy"])
-            # The option --server is for a policy of the paper, which has an `entry`.
-            # Other policies have their server in `row`.
+            # A policy with an `entry` uses the servers of --server. Other policies have their server in `row`.
             servers = _servers_by_suite(description) if "entry" in row else {}
             facts = dict(_flatten_facts(identifying))
             identities.append(PolicyIdentity(row["policy"], path, facts, statements, servers))
@@ -116,7 +115,7 @@ def _servers_by_suite(description: Mapping[str, object]) -> dict[str, str]:
     servers: dict[str, str] = {}
     # A text is SUITE=URL or URL. A URL without a suite is the server of all suites that no other text names.
     for text in listed_servers if isinstance(listed_servers, list | tuple) else ():
-        suite, _, url = str(text).rpartition("=")  # `suite` is "" for a text without =
+        suite, _, url = str(text).rpartition("=")  # a text without `=` has the suite ""
         if suite:
             servers[suite] = url
         elif isinstance(run_suites, list | tuple):
@@ -131,7 +130,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     name = getattr(path, "policy", None)  # a `NamedSource` has the name that the user gave
     if name is None:
         return {}
-    # If the baseline is the only policy, the user's name is for the baseline.
+    # If the baseline `noop` is the only policy, it gets the user's name.
     named_policies = [policy for policy in recorded if policy != _BASELINE] or list(recorded)
     if len(named_policies) > 1:
         listed = ", ".join(map(str, named_policies))
@@ -142,7 +141,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
-    """Return for each source: name -> new name, for the policies that share their name with a different policy.
+    """Return for each source: name -> new name, for the policies that have the same name as a different policy.
     `identities` are the policies in each source's run.json. An archive has no run.json, so it may have any policy.
     """
     all_identities = [identity for source_identities in identities for identity in source_identities]
@@ -153,7 +152,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             continue
         labels = _label_groups(name, groups)
         for new_names, source_identities, path in zip(renamed, identities, paths, strict=True):
-            if not source_identities:  # an archive, which may have any of these policies
+            if not source_identities:  # an archive may have any of the policies with this name
                 new_names[name] = f"{name} ({path.name})"
             for label, group in zip(labels, groups, strict=True):
                 if name not in new_names and any(identity in source_identities for identity in group):
@@ -169,20 +168,20 @@ def _group_same_policies(identities: Sequence[PolicyIdentity]) -> list[list[Poli
             if all(identity.is_same(other) for other in group):
                 group.append(identity)
                 break
-        else:  # no group has this policy
+        else:  # no existing group has this policy
             groups.append([identity])
     return groups
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
     # Return a distinct label for each group: NAME (KEY=VALUE, …).
-    # If such labels are not distinct, return NAME (SOURCE, …), or otherwise NAME #1, NAME #2.
+    # If labels with facts are not distinct, return NAME (SOURCE, …). If they are not, either, return NAME #1, NAME #2.
     facts: list[dict[str, str]] = []  # for each group, the facts about its first policy
     for first, *_ in groups:
         servers = {f"server of {suite}": url for suite, url in first.servers.items()}
         statements = {f"said on {suite}": text for suite, text in first.statements.items()}
         facts.append({**first.facts, **servers, **statements})
-    # Only facts that differ between the groups and whose values are short are shown: up to 3, of up to 32 characters.
+    # Show up to 3 facts that differ between the groups, and whose names and values have at most 32 characters.
     shown_keys = []
     for key in dict.fromkeys(key for group_facts in facts for key in group_facts):
         values = {group_facts.get(key) for group_facts in facts}  # None = a group lacks the fact
@@ -211,5 +210,5 @@ def describe_names(names: Sequence[PolicyNames]) -> list[str]:
         f"{policy} is the name of {len(labels)} policies here, which differ in arguments, servers or checkpoints: "
         f"{'; '.join(labels)}."
         for policy, labels in labels_by_policy.items()
-        if any(label.startswith(f"{policy} ") for label in labels)  # made from the recorded name, not by the user
+        if any(label.startswith(f"{policy} ") for label in labels)  # label made from the recorded name
     ]

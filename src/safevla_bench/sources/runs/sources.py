@@ -30,11 +30,11 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Counts of the episodes that were left out because they are invalid, lost, missing or unplanned."""
+    """Counts of episodes that were left out because they are invalid, lost, missing or unplanned."""
 
     invalid: int
     lost: int
-    damaged: int  # number of damaged files or places in files
+    damaged: int  # number of damaged files, or of damaged places in files
     unknown: bool  # true if an unknown number of further episodes was lost
     missing: tuple[run_folder.AbsentEpisode, ...] = ()  # planned episodes that a run's table does not list
     unnamed: int = 0  # number of further missing episodes, whose names are unknown
@@ -43,8 +43,8 @@ class LeftOut:
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
-        """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` with
-        an episode's name is one lost episode. Without a name, it is a damaged place with `episodes` lost episodes.
+        """Return the counts for these errors, and for the sources' differences from their plans. A `DamageError` that
+        names an episode is one lost episode. Any other `DamageError` is a damaged place with `episodes` lost episodes.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         damaged_places = [problem for problem in damage if problem.place.episode is None]
@@ -65,7 +65,7 @@ class LeftOut:
 
     @property
     def count(self) -> int:
-        """Number of episodes that are known to be invalid or lost; more may be lost."""
+        """Number of episodes that are known to be invalid or lost; other episodes may be lost."""
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
@@ -122,12 +122,12 @@ _AS_PLANNED = run_folder.PlanDifference()
 
 @dataclass(frozen=True, slots=True)
 class RecordSource:
-    """A SOURCE whose records have not been read yet."""
+    """A source of records that have not been read yet."""
 
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # content of run.json; empty for an archive file
-    # Yields all episodes, or only the episodes at given indices (see `archive.read_episodes`).
+    # Yields the batches and errors of all episodes, or of the episodes at given indices (see `archive.read_episodes`).
     read: Callable[..., Iterator[Batch | RecordError]]
     files: tuple[Path, ...] = ()  # the files to read; () for an unfinished run, whose files change
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # episodes that must have a record; None = unknown
@@ -161,8 +161,8 @@ class RecordSource:
 
     def scan(self) -> Iterator[Batch | RecordError]:
         """Yield an error for each changed part of a complete run, then the records and errors of `read`. If `expected`
-        is known, also yield an error for each expected episode without a record or error. Errors of `read` without an
-        expected episode then count as zero lost episodes, so that no episode is counted twice.
+        is known, also yield an error for each expected episode without a record or error. An error of `read` without an
+        expected episode then counts as zero lost episodes, so that no episode is counted twice.
         """
         if self.complete:
             yield from _report_changed_parts(self.path)
@@ -184,7 +184,7 @@ class RecordSource:
             if isinstance(batch, RecordError):
                 name = escape_controls(batch.place.episode or "")
                 missing.pop(name, None)
-                if name not in planned_names:  # also true for an error without an episode's name
+                if name not in planned_names:  # also true if the error names no episode
                     batch = DamageError(batch.problem, episodes=0, remedy=batch.remedy, place=batch.place)
                 yield batch
                 continue
@@ -220,7 +220,7 @@ def _report_changed_parts(path: Path) -> Iterator[DamageError]:
 def rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
     """Yield the batches with renamed policies. Policies that are not in `names` keep their names."""
     for batch in batches:
-        if isinstance(batch, Batch):  # errors are passed on unchanged
+        if isinstance(batch, Batch):  # pass on errors unchanged
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
             batch = dataclass_replace(batch, headers=tuple(headers))
         yield batch
@@ -232,18 +232,18 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     `name_source`.
     """
     sources = [open_source(path) for path in paths]
-    user_names: list[naming.PolicyNames] = []  # the names that the user gave, for each source
-    identities: list[list[naming.PolicyIdentity]] = []  # for each source, policies under user's or recorded names
+    user_names: list[naming.PolicyNames] = []  # for each source: recorded name -> the user's name
+    identities: list[list[naming.PolicyIdentity]] = []  # for each source: its renamed policies
     recorded_identities = [naming.identify_policies(source.path, source.description) for source in sources]
     for path, source, recorded in zip(paths, sources, recorded_identities, strict=True):
         # Recorded name -> the user's name; {} if the user gave none.
         names = naming.name_source(path, _recorded_policies(source, recorded))
         user_names.append(names)
         identities.append([dataclass_replace(policy, name=names.get(policy.name, policy.name)) for policy in recorded])
-    distinct_names = naming.distinguish_policies(identities, paths)  # for each source, name -> distinct name
+    distinct_names = naming.distinguish_policies(identities, paths)  # for each source: name -> distinct name
     renamed = []
     for source, names, new_names in zip(sources, user_names, distinct_names, strict=True):
-        # The keys of `new_names` are the user's names, or the recorded names where the user gave none.
+        # The keys of `new_names` are the user's names or, if the user gave no name, the recorded names.
         other_names = {policy: name for policy, name in new_names.items() if policy not in names.values()}
         user_named = {policy: new_names.get(name, name) for policy, name in names.items()}
         renamed.append(source.rename_policies({**other_names, **user_named}))
@@ -253,7 +253,7 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
 def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
     # Returns the names of the policies in a source; perhaps [] if the user gave the source's policy no name.
     # Only `name_source` uses these names, and only if the user gave a name.
-    # So if the user gave none, no records are read to find the names.
+    # If the user gave no name, no records are read to find the names.
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
@@ -273,7 +273,7 @@ def open_source(path: Path) -> RecordSource:
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
         # A log and a single file have no absent episodes, `()`, and no run.json, `{}`.
-        # The last two arguments are the function that reads the episodes, and the files.
+        # The last two arguments of `RecordSource` are the function that reads the episodes, and the files to read.
         log.require_mapping()
         return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():
@@ -295,7 +295,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
     for batch in archive.read_episodes([path], wanted):
         is_empty = False
         yield batch
-    if is_empty and wanted is None:  # if `wanted` is given, it may match no episode
+    if is_empty and wanted is None:  # `wanted` may match no episode
         remedy = "An archive needs at least one episode."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
@@ -321,8 +321,7 @@ _ANY_SOURCE = "Name a run folder (it holds run.json), an archive file, or a log:
 
 def _open_folder(path: Path) -> RecordSource:
     # Returns a run folder, complete or not, as a source. Raises `RunError` if the folder is neither a run nor scores.
-    # A folder of scores, which is not a run, may contain the archive that was judged.
-    # If so, returns this archive as a source.
+    # If the folder has scores, is not a run, and contains the judged archive, returns this archive as a source.
     archive_file = None if (path / run_folder.RUN).exists() else find_scored_archive(path)
     if archive_file is not None:
         return open_source(archive_file)

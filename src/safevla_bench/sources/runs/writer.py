@@ -1,6 +1,6 @@
 """The writer of a run folder. If the process is killed, at most the episodes in progress are lost.
 
-A run is complete when run.json, which is written last, says so. If a step is repeated, it writes the same bytes.
+A run is complete when run.json, which is written last, has `complete` = true. A repeated step writes the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from safevla_recorder.identity import UNKNOWN
 
 class RunFolderWriter:
     """A context manager that fills a run folder, and locks the folder while it is open. `complete` is true if the run
-    is complete; else `episodes` maps indices in the plan to finished episodes. `fresh` is true if it had no run.
+    is complete; else `episodes` maps indices in the plan to finished episodes. `fresh`: the folder had no run.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class RunFolderWriter:
         """Make the folder with its run.json. With `resume`, continue the run in the folder; `other_code` allows a run
         that another version of the code began. `continuation` is the command that continues the run, for error
         messages; "" = the command of `safevla eval`. Raises `RunError` if another process writes to the folder, or if
-        the folder has other files or a damaged run. If the folder has a run, raises `RunError` unless
-        `resume` is true and the run's request is the same. Raises `FileError` if the folder cannot be written.
+        the folder has other files or a damaged run. If the folder has a run, raises `RunError` unless `resume` is true
+        and the request equals the run's request. Raises `FileError` if the folder cannot be written.
         """
         # `description` is the content of run.json, which has the run's request.
         # `episodes` maps indices in the plan to finished episodes.
@@ -58,17 +58,17 @@ class RunFolderWriter:
         make_folder(folder)
         with translated_errors(folder):
             # A folder without a run must be empty, except for files of killed writers.
-            # This is checked before the lock is made.
+            # Check that the folder is empty before making the lock.
             # `is_of_killed_writer` compares only names, so it is also true for the lock that is made below.
             if not (folder / run_folder.RUN).exists():
                 require_free_folder(folder, is_writer_file)
         self._lock = lock_folder(folder)
         try:
-            self.fresh = all(map(is_writer_file, folder.iterdir()))  # also True for an empty folder
+            self.fresh = all(map(is_writer_file, folder.iterdir()))  # `all` is also True for an empty folder
             if self.fresh:
                 write_atomically(folder / run_folder.RUN, run_folder.dump_json({**description, "complete": False}))
             else:
-                # If the third argument is a command, this call always raises an error, because the folder has a run.
+                # If the third argument is a command, `_require_continuable` always raises an error.
                 _require_continuable(folder, description, "" if resume else self._continuation)
                 existing = run_folder.read_description(folder)
                 # The versions of the code that recorded the run so far, and the version that continues it.
@@ -91,7 +91,7 @@ class RunFolderWriter:
             raise
 
     def __enter__(self) -> Self:
-        # The folder has been locked since `__init__`.
+        # `__init__` has locked the folder.
         return self
 
     def __exit__(
@@ -113,7 +113,7 @@ class RunFolderWriter:
         maps episode ids to indices in the plan. Raises `RunError` or `RecordError` if the run is damaged, and
         `FileError` if files cannot be written.
         """
-        for name, problem in parts.changed_parts(self.folder):  # the first changed file raises
+        for name, problem in parts.changed_parts(self.folder):  # raise an error for the first changed file
             remedy = "Restore the file first: repeating episodes removes the manifest with the file's digest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
         unplanned = [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]
@@ -131,7 +131,7 @@ class RunFolderWriter:
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, plan_indices[episode.episode_id], episode, npz.encode_npz(next(records)))
-        # Before this write, readers use the records of the archive; after it, the raw records.
+        # Until run.json is written, readers use the archive's records; afterwards, they use the raw records.
         write_atomically(self.folder / run_folder.RUN, run_folder.dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
         stale_files = [self.folder / run_folder.EPISODES, self.folder / run_folder.MANIFEST]
@@ -162,7 +162,7 @@ class RunFolderWriter:
             # `episodes` maps indices in the plan to finished episodes.
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
             recorded = (index for index, episode in episodes.items() if episode.has_record)
-            records = map(self.read_record, recorded)  # read one by one, while the archive is written
+            records = map(self.read_record, recorded)  # reads records one by one, while the archive is written
             facts = parts.collect_facts(episodes.values(), repeats or {})
             # Versions of the code: those in run.json, if any, and those of all recorded episodes.
             codes = run_folder.recorded_code(self.description) if "code" in self.description else []
@@ -278,7 +278,7 @@ class _Shard:
     def plan(self) -> dict[str, object]:
         # The content of run.json that must be the same in all shards of a plan.
         common = {name: value for name, value in self.description.items() if name not in _SHARD_FIELDS}
-        # The number and the first episode in `shard` are left out, because they differ between shards.
+        # Leave out the number and the first episode in `shard`, because they differ between shards.
         return {**common, "shard": {"count": self.position.count, "whole": self.position.whole}}
 
 
@@ -290,12 +290,12 @@ def merge_shards(
     other_code: bool = False,
 ) -> list[run_folder.EpisodeRow]:
     """Merge complete shards (in any order) into the run folder `out`; return the row of each episode, in plan order.
-    The folder appears complete or not at all. If it exists, it must have the same content, and is not changed.
+    The folder `out` appears complete or not at all. If it exists, it must have the same content, and is not changed.
     `format_continuation` returns the command that completes a shard. `other_code` allows shards that different versions
     of the code recorded. Raises `RunError` unless `folders` are all shards of one plan, each once and intact;
     `RecordError` for an unreadable record; `FileError` if the folder cannot be written.
     """
-    existing_digests = _result_digests(out)  # {} if `out` is missing, or is not a complete run
+    existing_digests = _result_digests(out)  # {} if `out` is not a complete, intact run
     if out.exists() and not existing_digests:
         _refuse_folder(out, "exists already", _OTHER_FOLDER)
     unsorted_shards = [_read_shard(folder, format_continuation) for folder in folders]
@@ -310,7 +310,7 @@ def merge_shards(
     scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process with the same process id
+            shutil.rmtree(scratch, ignore_errors=True)  # remove what a killed process with the same id left
             scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(scratch, _merged_description(shards), rows, records)
@@ -338,7 +338,7 @@ def _result_digests(folder: Path) -> dict[str, str]:
         manifest = run_folder.read_manifest(folder)
     except RunError:
         return {}
-    # Other files, such as scores and pictures, may be written later and do not count.
+    # Ignore other files, such as scores and pictures, which may be written after the run.
     files = {name: digest for name, digest in manifest.files.items() if name in (run_folder.EPISODES, run_folder.RUN)}
     return {**manifest.parts, **files}
 
@@ -368,7 +368,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     # Raises `RunError` unless `shards` (sorted by number) are all shards of one plan.
     # Each shard must be given once and have all episodes of the shard.
     # A shard's `position` has the shard's number, counted from 1, and the count of shards.
-    # `position` also has the index of the shard's first episode, and the length of the whole plan.
+    # A shard's `position` also has the index of its first episode, and the length of the whole plan.
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
@@ -424,7 +424,7 @@ def list_shard_states(
         except (RunError, msgspec.ValidationError) as error:
             yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
             continue
-        shard = _Shard(folder, description, position, ())  # only its plan is needed, so its episodes are not read
+        shard = _Shard(folder, description, position, ())  # read only the plan of the shard, not its episodes
         # The plans of all shards must be equal to the plan of the first shard.
         first_shard = next(iter(shard_by_number.values()), shard)
         name = f"shard {position.number}/{position.count} in {folder}"
@@ -441,18 +441,18 @@ def list_shard_states(
         raise RunError("none of the folders is a shard", remedy="Shards are made with --shard 1/8 and so on.")
     example_command, count = "", 0  # the first known command of a shard; the number of shards in the plan
     for shard in shard_by_number.values():
-        count = shard.position.count  # the same for all shards
+        count = shard.position.count  # this value is the same for all shards
         example_command = example_command or str(run_folder.read_volatile(shard.description).get("command", ""))
     for number in find_missing(shard_by_number, count):
         yield f"shard {number}/{count}: missing", _format_shard_command(example_command, number, count)
 
 
 def _format_shard_command(command: str, number: int, count: int) -> str:
-    """Return `command`, which runs another shard, with --shard and --out changed for shard `number`."""
+    """Return `command`, which runs another shard of the plan, with --shard and --out changed for shard `number`."""
     words: list[str] = []
-    with suppress(ValueError):  # raised if the command is damaged
+    with suppress(ValueError):  # `shlex` raises this error for a damaged command
         words = shlex.split(command)
-    # The command must have both options, each followed by a value, so neither can be the last word.
+    # The command must have --shard and --out, each followed by a value, so neither option can be the last word.
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"the command of another shard, with --shard {number}/{count} and another --out"
     shard_word, out_word = words.index("--shard") + 1, words.index("--out") + 1
@@ -466,17 +466,16 @@ def _format_shard_command(command: str, number: int, count: int) -> str:
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
     # Returns the content of run.json for the merged run.
-    # `Repeats` has the number of repeated requests to a policy (`asked`).
-    # `other` is the number of repeated requests with a different answer.
+    # `Repeats` counts requests to a policy that were repeated (`asked`), and those with a different answer (`other`).
     repeats: dict[str, run_folder.Repeats] = {}
     for shard in shards:
         for policy, counts in run_folder.read_facts(shard.folder).repeated_answers.items():
-            total = repeats.get(policy, run_folder.Repeats(asked=0, other=0))  # the sum over earlier shards
+            total = repeats.get(policy, run_folder.Repeats(asked=0, other=0))  # sum over earlier shards
             repeats[policy] = run_folder.Repeats(asked=total.asked + counts.asked, other=total.other + counts.other)
     facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
     volatile = {"shards": [shard.description.get("volatile") for shard in shards]}
     codes = list(dict.fromkeys(chain.from_iterable(run_folder.recorded_code(shard.description) for shard in shards)))
-    # The fields below differ between shards; all other fields are those of the first shard.
+    # Replace the fields that differ between shards. All other fields are those of the first shard.
     changes = {"shard": None, "planned": shards[0].position.whole, "code": codes, "volatile": volatile}
     return facts.add_to({**shards[0].description, **changes})
 
